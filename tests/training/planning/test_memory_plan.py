@@ -33,7 +33,6 @@ from worker.training.planning.alternatives import Alternatives
 from worker.training.planning.budget import Budget, find_budget, on_gpu
 from worker.training.planning.memory_plan import fallbacks, plan_memory
 from worker.training.planning.picture import draw, figure_of
-from worker.training.planning.predictor import Predictor
 from worker.training.planning.stages import is_current, plan_stage
 from worker.training.start import apply_fallbacks
 from worker.training.tasks.causal.task import Causal
@@ -41,6 +40,7 @@ from worker.training.tasks.seq2seq import builtin
 from worker.training.tasks.seq2seq.task import Seq2Seq
 from worker.training.tasks.task import Task
 
+pytestmark = pytest.mark.usefixtures("traced_once")
 NAME = "cooks/t5-xl"
 SHORT = {"max_input_tokens": 256, "max_target_tokens": 256}
 
@@ -48,22 +48,6 @@ SHORT = {"max_input_tokens": 256, "max_target_tokens": 256}
 def gpu(gib: float, name: str = "NVIDIA GeForce RTX 5090") -> GpuFacts:
     """As nvidia-smi would report it."""
     return GpuFacts(name, int(gib * GIB))
-
-
-@pytest.fixture(scope="module")
-def _traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture(autouse=True)
-def _traced_once(_traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of large models are traced once for all tests, as on a box for all jobs."""
-
-    def predictor(*given: Any, runs: Path | None = None, **more: Any) -> Predictor:
-        return Predictor(*given, runs=runs or _traces, **more)
-
-    for module in ("memory_plan", "alternatives"):
-        monkeypatch.setattr(f"worker.training.planning.{module}.Predictor", predictor)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.causal import builtin
 from worker.training.tasks.causal.task import Causal
 
+pytestmark = pytest.mark.usefixtures("traced_once")
 QWEN_7B: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944,
     "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4, "tie_word_embeddings": False,
