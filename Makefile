@@ -118,7 +118,7 @@ up: ## build and start all containers, and wait until they are healthy
 	@setting() { sed -n "s/^$$1=//p" .env; }; runs=$$(setting LONGHAUL_RUNS); shared=$$(setting LONGHAUL_SHARED); \
 	grep -qsE '^COMPOSE_FILE=.*docker-compose\.(cpu|no-gpu)\.yml' .env || grep -qs '"examined_at": [0-9]' $${runs:-$${shared:+$$shared/}runs}/.gpus/*.json || \
 		echo "make up: no GPU was examined here yet; 5 minutes: $(COMPOSE) run --rm --build worker doctor"
-	@! grep -qsx 'COMPOSE_FILE=$(BOX_FILE)' .env || { echo "make up: the worker is healthy; 'longhaul workers' on the first box lists it"; exit 0; }; \
+	@! grep -qs '^COMPOSE_FILE=$(BOX_FILE)' .env || { echo "make up: the worker is healthy; 'longhaul workers' on the first box lists it"; exit 0; }; \
 	port=$$(sed -n 's/^LONGHAUL_PORT=//p' .env); url=http://127.0.0.1:$${port:-8000}; \
 	[ "$${port:-8000}" = 8000 ] || more=" LONGHAUL_URL=$$url"; \
 	echo "make up: all containers are healthy; open $$url in a browser, or: export \$$(grep ^LONGHAUL_API_KEY= .env)$${more:-}, then longhaul submit FILE --watch"

@@ -20,6 +20,8 @@
         ├── BaseChanged             weights that are not trained have changed
         ├── DiskFull
         ├── DeviceBusy
+        ├── HostMemoryInUse         the job waits until others need less of the host's memory
+        ├── HostOutOfMemory
         ├── NotPrepared             the job goes back to *prepare*
         ├── RankLost                one process of an attempt on several GPUs has ended, or differs from the others
         ├── RankSilent              one of them does not answer

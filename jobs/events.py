@@ -197,6 +197,8 @@ class DeviceWaiting(Fact):
     by_trainer: ClassVar[bool] = True
     message: str
     """Why."""
+    memory_of_host: bool = False
+    """It waits for memory of the host, which others have, and not for the GPU."""
     available: bool = False
     """A train worker has a GPU for the job again: it waits for its turn alone."""
 

@@ -88,7 +88,7 @@ def again_later(record: JobRecord, fault: Fault, at_once: int) -> list[AnyFact]:
     delay = min(BUSY_DELAY_S * 2 ** min(before - at_once, 7), most)
     tries = f" ({before + 1} attempts in a row made no progress)" if at_once else ""
     if record.engine is None:
-        return [JobQueued(not_before_s=delay), DeviceWaiting(message=fault.message)]
+        return [JobQueued(not_before_s=delay), DeviceWaiting(message=fault.message, memory_of_host=True)]
     return [JobQueued(not_before_s=delay), TaskWaiting(task=None, message=f"{fault.message}{tries}")]
 
 

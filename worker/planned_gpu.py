@@ -34,8 +34,7 @@ def planned_device(store: Store, spec: JobSpec) -> str | None:
 
 def planned_gpu(store: Store, spec: JobSpec) -> GpuFacts | None:
     """The GPU that a job is planned for: of those that its train workers report and that meet `resources`, the largest,
-    and of these one with native bf16, the one of which most train together, the fastest, and the one whose host has the
-    most memory. None: there is no such GPU.
+    and of these one with native bf16, the fastest, and the one whose host has the most memory. None: there is none.
 
     A job that needs native bf16 gets one without only where there is no other: *check* then refuses it.
     """
@@ -65,5 +64,5 @@ def _fitting(store: Store, spec: JobSpec) -> list[GpuFacts]:
     return [gpu for gpu in fitting if gpu.native_bf16] or fitting if spec.needs_native_bf16 else fitting
 
 
-def _best(gpu: GpuFacts) -> tuple[int, bool, int, float, int]:
-    return gpu.memory_bytes, gpu.native_bf16, gpu.count, gpu.peak_flops or 0.0, gpu.host_memory_bytes or 0
+def _best(gpu: GpuFacts) -> tuple[int, bool, float, int, int]:
+    return gpu.memory_bytes, gpu.native_bf16, gpu.peak_flops or 0.0, gpu.host_memory_bytes or 0, gpu.count

@@ -129,7 +129,8 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
         case TaskStarted():
             return f"task {fact.task} of the engine runs on {fact.node}"
         case DeviceWaiting():
-            return f"waiting for the GPU: {fact.message}"
+            what = "memory of the host" if fact.memory_of_host else "the GPU"
+            return f"waiting for {what}: {fact.message}"
         case ModelLoaded():
             begin = f"resuming from step {fact.resumed_step:,}" if fact.resumed_step is not None else "from the start"
             return (

@@ -95,6 +95,9 @@ def test_a_queued_job_says_why_no_gpu_takes_it(service: Service) -> None:
     event = service.get(f"/jobs/{job}/events").json()["data"][-1]
     assert (event["type"], event["level"]) == ("device.waiting", "warn")
     assert event["message"] == "waiting for the GPU: no NVIDIA driver was found here"
+    service.append(job, DeviceWaiting(message="33.0 GiB are needed", memory_of_host=True))
+    event = service.get(f"/jobs/{job}/events").json()["data"][-1]
+    assert event["message"] == "waiting for memory of the host: 33.0 GiB are needed"
 
 
 def test_health_says_what_is_wrong(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from jobs.events import (
     TaskSubmitted,
     TaskWaiting,
 )
+from jobs.reasons import Reason
 from jobs.verdict import BaseDifference, ConfidenceInterval, Verdict
 from tests.clock import Clock
 from tests.fakes import FakeDiscord, Message
@@ -596,6 +597,17 @@ def test_no_usable_gpu_is_told_before_the_first_attempt(discord: FakeDiscord, ru
     run.append([DeviceWaiting(message=f"nvidia-smi says {number}") for number in range(6)])  # a driver gone mad
     feed.turn()
     assert len(discord.messages) == 3
+
+
+def test_a_host_whose_memory_others_have_is_not_taken_for_a_missing_gpu(
+    discord: FakeDiscord, run: RunDir, feed: SinkFeed
+) -> None:
+    story.start(run)
+    error = Fault.of(Reason.HOST_MEMORY_IN_USE, ": 33.0 GiB are needed")
+    run.append([AttemptEnded(reason="host_memory_in_use", error=error), JobQueued(not_before_s=30.0)])
+    run.append([DeviceWaiting(message=error.message, memory_of_host=True)])
+    feed.turn()
+    assert "33.0 GiB are needed" in discord.messages[-1].text and not any("GPU" in title for title in discord.titles)
 
 
 def test_a_gpu_that_is_there_again_wakes_nobody(discord: FakeDiscord, run: RunDir, feed: SinkFeed) -> None:

@@ -99,7 +99,11 @@ def test_a_host_whose_memory_others_have_is_asked_ever_more_seldom_and_nothing_i
     for _ in range(6):
         ended, queued, waiting = end(run, "host_memory_in_use")
         assert isinstance(ended, AttemptEnded) and isinstance(queued, JobQueued)
-        assert isinstance(waiting, DeviceWaiting) and run.record().waiting_reason == waiting.message
+        assert (
+            isinstance(waiting, DeviceWaiting)
+            and waiting.memory_of_host
+            and run.record().waiting_reason == waiting.message
+        )
         delays.append(queued.not_before_s)
         run.append([STARTED])
         assert run.record().waiting_reason is None

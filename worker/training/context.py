@@ -208,7 +208,7 @@ def set_up(
 
     `start_ranks` is called with the plan of this attempt: other ranks load while this one does.
     """
-    spec, plan = run.spec(), run.plan()
+    spec, plan = run.spec(), start.planned(run)
     journal.fence()
     clean(run)
     record = run.record()

@@ -36,6 +36,7 @@ from worker.training.planning.alternatives import LIGHTER, Alternatives
 from worker.training.planning.budget import on_gpu
 from worker.training.planning.memory_plan import fallbacks
 from worker.training.planning.prediction import Setting
+from worker.training.planning.room import HOST_RESERVE
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.stop import StopSignal
 
@@ -52,6 +53,14 @@ class GpuNow:
     other_processes: OtherProcessesUse
     """What others hold."""
     native_bf16: bool = True
+
+
+def planned(run: RunDir) -> Plan:
+    """plan.json; where one of an earlier version does not say how many GPUs train, the job does."""
+    plan, asked = run.plan(), run.spec().resources.gpus
+    if asked == "auto" or asked == plan.resolved.gpus:
+        return plan
+    return plan.model_copy(update={"resolved": plan.resolved.model_copy(update={"gpus": asked})})
 
 
 def plan_attempt(
@@ -217,7 +226,7 @@ def check_host(memory: MemoryPlan) -> None:
         message = (
             f"{states} of the host's memory are needed for the states of adamw_offload, {free} of {total} are free"
         )
-        if needed + HOST_ROOM > host.total:
+        if needed + HOST_RESERVE > host.total:  # others need not go away for it: the system itself takes as much
             raise HostOutOfMemory(message)
         raise HostMemoryInUse(message)
 

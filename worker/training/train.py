@@ -48,7 +48,7 @@ log = logging.getLogger("longhaul.trainer")
 def train(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopSignal, attempt: int) -> int:
     """Train until done (exit code 0) or asked to stop (75). Every other typed end is a StageError."""
     device = torch.device(settings.device)
-    devices = devices_of_ranks(run.plan().resolved.gpus, device)
+    devices = devices_of_ranks(start.planned(run).resolved.gpus, device)
     guards.check_device(device)
     prepare_device(device)
     trial = run.record().sweep is not None

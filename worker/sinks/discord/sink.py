@@ -164,6 +164,8 @@ class DiscordSink:
                 return self._edit(job, note, event)
             case TaskSubmitted() | TaskWaiting() | TaskStarted() as fact:
                 return self._edit(job, embeds.task_note(fact), event)
+            case DeviceWaiting(memory_of_host=True):
+                return DONE  # the end of the attempt has said it
             case DeviceWaiting(available=True) as fact:
                 return self._post(job.id, embeds.gpu_again(job, event, fact), silent=True)
             case DeviceWaiting() as fact if _notes(job).get("over", True):  # no attempt has begun: nobody has a GPU

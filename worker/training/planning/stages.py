@@ -7,7 +7,7 @@ from typing import Any
 
 from jobs.disk.files import write_atomically
 from jobs.disk.rundir import RunDir
-from jobs.errors import DoesNotFit, Rejected
+from jobs.errors import DiskFull, DoesNotFit, Rejected
 from jobs.gpus import GpuFacts
 from jobs.memory_plan import PICTURE, DType, MemoryPlan, OptimizerName
 from jobs.spec import MOST_GPUS, JobSpec
@@ -100,11 +100,11 @@ def on_several(
         plan = planned()
     except DoesNotFit as also:
         return None, also if asked == "auto" else error
-    except Rejected:  # a budget, or an optimizer, that they cannot have
+    except (Rejected, DiskFull):  # a budget, an optimizer, or a disk, that they cannot have
         return None, error
     if asked == "auto":
         return plan, error
-    hint = f"with resources.gpus: {plan.gpus} it fits: {format_bytes(plan.peak_bytes)} of each GPU"
+    hint = f"with resources.gpus: {plan.gpus} it fits: {format_bytes(plan.peak_bytes)} of each GPU; or {error.hint}"
     return None, DoesNotFit(str(error), error.memory, param="resources.gpus", hint=hint)
 
 
