@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,10 @@ LONG = (
 )  # fmt: skip
 """Files whose tests `make test-long` runs: whole jobs of several boxes, engines or ranks, a minute or more each."""
 
+# Traces of memory plans are made once for all processes of a run.
+if "LONGHAUL_TRACES" not in os.environ:
+    _traces = tempfile.TemporaryDirectory(prefix="longhaul-traces-")
+    os.environ["LONGHAUL_TRACES"] = _traces.name
 # Read when ctranslate2 is imported, which a test module may do before the code that sets it (ctranslate2_folder.py).
 os.environ.setdefault("CT2_USE_MKL", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

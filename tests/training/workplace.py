@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ class Workplace:
             device="cpu",
             offline=offline,
             runs=root / "runs",
+            traces=Path(os.environ["LONGHAUL_TRACES"]),
         )
         self._jobs = 0
 

@@ -202,11 +202,12 @@ def load_trainable(
 
 def set_up(
     run: RunDir, device: torch.device, monitor: ProcessMonitor, journal: Journal, stop: StopSignal, attempt: int,
-    start_ranks: Callable[[Plan], Ranks] = lambda plan: Alone(),
+    start_ranks: Callable[[Plan], Ranks] = lambda plan: Alone(), traces: Path | None = None,
 ) -> TrainingContext:  # fmt: skip
     """Decide what to train with; load once, allocate every state, go back to the newest checkpoint that verifies.
 
-    `start_ranks` is called with the plan of this attempt: other ranks load while this one does.
+    `start_ranks` is called with the plan of this attempt: other ranks load while this one does. `traces`: as of
+    `Predictor`.
     """
     spec, plan = run.spec(), start.planned(run)
     journal.fence()
@@ -223,7 +224,7 @@ def set_up(
         data.validation = data.train
     if record.sweep is not None:
         plan = start.within_reserved(plan)
-    plan = start.plan_attempt(run, spec, plan, attempt, device, monitor, journal, stop)
+    plan = start.plan_attempt(run, spec, plan, attempt, device, monitor, journal, stop, traces)
     ranks = start_ranks(plan)
     seed_step(spec.training.seed, 0)
     found = checkpoint.newest(run, run.spec_sha256(), journal, expected=expected)

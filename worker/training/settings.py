@@ -30,6 +30,8 @@ class TrainerSettings:
     """GPUs that train together and may train a job that does not fit that one."""
     runs: Path = Path("runs")
     """Run directories: the models of other jobs are in them."""
+    traces: Path | None = None
+    """What memory plans keep for later ones; None: nothing."""
     uploads: Path = Path("uploads")
     """Data sets that came in over HTTP, a folder each; jobs name them `dataset:…`."""
     prepare_memory: int = 16 * 10**9
@@ -47,7 +49,8 @@ class TrainerSettings:
 def from_environment(environ: Mapping[str, str], runs: Path = Path("runs")) -> TrainerSettings:
     """With those `runs`.
 
-    LONGHAUL_{DATA,UPLOADS,PREPARED,MODELS,KEEP_DOWNLOADS,DEVICE,GPU,GPU_GROUP,PREPARE_MEMORY_GB}, HF_HUB_OFFLINE.
+    LONGHAUL_{DATA,UPLOADS,PREPARED,MODELS,TRACES,KEEP_DOWNLOADS,DEVICE,GPU,GPU_GROUP,PREPARE_MEMORY_GB} and
+    HF_HUB_OFFLINE.
     """
     device = environ.get("LONGHAUL_DEVICE", "cuda")
     if device not in ("cpu", "cuda"):
@@ -59,6 +62,7 @@ def from_environment(environ: Mapping[str, str], runs: Path = Path("runs")) -> T
         device=cast(Device, device),
         uploads=Path(environ.get("LONGHAUL_UPLOADS", "uploads")).resolve(),
         runs=runs,
+        traces=Path(environ.get("LONGHAUL_TRACES") or runs / ".traces").resolve(),
         offline=environ.get("HF_HUB_OFFLINE", "") not in ("", "0"),
         gpu=GpuFacts.parse(environ[GPU]) if environ.get(GPU) else None,
         group=GpuFacts.parse(environ[GROUP]) if environ.get(GROUP) else None,

@@ -65,14 +65,15 @@ def planned(run: RunDir) -> Plan:
 
 def plan_attempt(
     run: RunDir, spec: JobSpec, plan: Plan, attempt: int, device: torch.device, monitor: ProcessMonitor,
-    journal: Journal, stop: StopSignal,
+    journal: Journal, stop: StopSignal, traces: Path | None,
 ) -> Plan:  # fmt: skip
     """The plan of this attempt; its event is noted. A plan of a version that did not plan memory stands as it is.
+    `traces`: as of `Predictor`.
 
     Raises Rejected (`does_not_fit`, `gpu_memory_in_use`), DeviceBusy, HostMemoryInUse, HostOutOfMemory, OutOfMemory (no
     fallback is left), StopAsked.
     """
-    alternatives = Alternatives(spec, plan, device, run.path.parent)
+    alternatives = Alternatives(spec, plan, device, traces)
     gpu = gpu_now(device, monitor) if device.type == "cuda" else None
     adjusted = adjust_plan(spec, plan, gpu, times_out_of_memory(run, attempt), alternatives)
     if adjusted.memory is None:

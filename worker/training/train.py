@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from pathlib import Path
 
 import torch
 
@@ -67,13 +68,13 @@ def train(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopSi
             monitor = ProcessMonitor.of(device)
             held.enter_context(hard_limit.on_gpu(device, limit))
             with start.loading(run):
-                context = set_up(run, device, monitor, journal, stop, attempt, start_ranks)
+                context = set_up(run, device, monitor, journal, stop, attempt, start_ranks, settings.traces)
             held.enter_context(hard_limit.on_host(device, limit, context.loaded, context.optimizer, context.data.train))
             stop.raise_if_asked()
         except StopAsked:
             return report_interrupted(journal)
         try:
-            training_loop(context)
+            training_loop(context, settings.traces)
             finish(context)
         except StopAsked:  # between two steps or within an evaluation: the last step is whole either way
             save_on_stop(context)
@@ -83,16 +84,16 @@ def train(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopSi
     return 0
 
 
-def training_loop(context: TrainingContext) -> None:
+def training_loop(context: TrainingContext, traces: Path | None) -> None:
     """All steps that are left, and after each, in this order: log, stop if asked, evaluate, save, clear the cache.
 
-    Where the attempt begins, an evaluation and a checkpoint may be due as well.
+    Where the attempt begins, an evaluation and a checkpoint may be due as well. `traces`: as of `Predictor`.
     """
     spec, state, meter, memory = context.spec, context.state, context.meter, context.plan.memory
     device, first = context.cache.device, state.step + 1
     progress = ProgressLog()
     rows, order = context.data.train, context.order
-    alternatives = Alternatives(spec, context.plan, device, context.run.path.parent)
+    alternatives = Alternatives(spec, context.plan, device, traces)
     if not context.length.done:
         limit = context.loaded.task.limit(rows, state.micro_batch, state.safe)
         first_step.predict(device, memory, rows, order.groups_of(state.step), limit, alternatives)

@@ -19,8 +19,8 @@ def _traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def traced_once(_traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of large models are traced once for all tests, as on a box for all jobs."""
 
-    def predictor(*given: Any, runs: Path | None = None, **more: Any) -> Predictor:
-        return Predictor(*given, runs=_traces, **more)
+    def predictor(*given: Any, traces: Path | None = None, **more: Any) -> Predictor:
+        return Predictor(*given, traces=_traces, **more)
 
     for module in ("memory_plan", "alternatives"):
         monkeypatch.setattr(f"worker.training.planning.{module}.Predictor", predictor)

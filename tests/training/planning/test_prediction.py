@@ -323,11 +323,11 @@ def test_most_rows_is_what_trying_all_would_find(device: Literal["cpu", "cuda"],
 def test_most_rows_needs_few_traces() -> None:
     one = predictor(device="cuda")
     room = one.predict(MicroBatchShape(100, 64, 48), ADAFACTOR).peak
-    before = one.traces
+    before = one.traced
     assert one.most_rows(64, 48, ADAFACTOR, room, 10_000)[0] == 100
-    assert one.traces - before <= 5
+    assert one.traced - before <= 5
     assert one.most_rows(64, 48, ADAFACTOR, room, 10_000)[0] == 100
-    assert one.traces - before <= 5  # nothing is traced twice
+    assert one.traced - before <= 5  # nothing is traced twice
 
 
 def test_nothing_of_the_process_changes() -> None:

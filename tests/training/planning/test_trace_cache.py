@@ -13,7 +13,7 @@ from worker.training.adapters.lora import Lora
 from worker.training.planning import trace_cache
 from worker.training.planning.prediction import Prediction, Setting
 from worker.training.planning.predictor import Predictor
-from worker.training.planning.trace_cache import FOLDER, TraceCache
+from worker.training.planning.trace_cache import TraceCache
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.seq2seq.task import Seq2Seq
 
@@ -22,16 +22,17 @@ CONFIG = {
     "num_decoder_layers": 1, "tie_word_embeddings": False, "decoder_start_token_id": 0,
 }  # fmt: skip
 SHAPE = MicroBatchShape(4, 16, 8)
+FOLDER = "traces"
 
 
-def asked(runs: Path | None, config: dict[str, Any] | None = None, **more: Any) -> tuple[int, Prediction, Any]:
+def asked(home: Path | None, config: dict[str, Any] | None = None, **more: Any) -> tuple[int, Prediction, Any]:
     """Traces that were needed for it, a prediction, and the size of the model."""
     training = TrainingSpec(**more.pop("training", {}))
     options: dict[str, Any] = {"task": Seq2Seq(), "device": "cpu", "fused": True, "dropout": None}
-    one = Predictor(CONFIG | (config or {}), training=training, runs=runs, **options | more)
+    one = Predictor(CONFIG | (config or {}), training=training, traces=home and home / FOLDER, **options | more)
     prediction = one.predict(SHAPE, Setting(0, "adamw"))
     one.keep()
-    return one.traces, prediction, (one.size, one.uncompiled(0))
+    return one.traced, prediction, (one.size, one.uncompiled(0))
 
 
 def test_the_second_job_traces_nothing_and_predicts_the_same(tmp_path: Path) -> None:
@@ -58,9 +59,9 @@ def test_what_may_decide_it_is_traced_anew(tmp_path: Path, different: dict[str, 
 
 
 def test_trials_of_lora_that_differ_in_alpha_or_rates_are_traced_once(tmp_path: Path) -> None:
-    def found(runs: Path | None, **settings: Any) -> tuple[int, Prediction]:
+    def found(home: Path | None, **settings: Any) -> tuple[int, Prediction]:
         plain: dict[str, Any] = {"type": "lora", "rank": 4, "targets": ["q", "v"], "dropout": 0.1}
-        return asked(runs, method=Lora(LoraMethod(**plain | settings)))[:2]
+        return asked(home, method=Lora(LoraMethod(**plain | settings)))[:2]
 
     traces, first = found(tmp_path, alpha=8)
     assert traces > 0
@@ -116,7 +117,7 @@ def test_the_files_not_used_for_longest_go(tmp_path: Path, monkeypatch: pytest.M
 
     def ask(number: int) -> bool:
         """Whether it was known."""
-        cache = TraceCache(tmp_path, [number])
+        cache = TraceCache(tmp_path / FOLDER, [number])
         known = not cache.empty
         cache.answer("what", lambda: [number])
         cache.keep()

@@ -28,9 +28,9 @@ LIGHTER: tuple[OptimizerName, ...] = ("adamw_8bit", "adafactor")
 class Alternatives:
     """Predictions and new plans for the model of a job. Each is made when it is first needed, and takes seconds."""
 
-    def __init__(self, spec: JobSpec, plan: Plan, device: torch.device, runs: Path | None = None) -> None:
-        """`runs`: as of `Predictor`."""
-        self._runs = runs
+    def __init__(self, spec: JobSpec, plan: Plan, device: torch.device, traces: Path | None = None) -> None:
+        """`traces`: as of `Predictor`."""
+        self._traces = traces
         self._spec = spec
         self._plan = plan
         self._device = device
@@ -81,7 +81,7 @@ class Alternatives:
             dropout=training.dropout,
             training=training,
             flash=has_native_bf16(self._device),
-            runs=self._runs,
+            traces=self._traces,
             method=method_of(self._spec, self._plan.resolved.dtype),
         )
         sharded = memory is not None and memory.sharded_bytes > 0

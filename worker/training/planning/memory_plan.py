@@ -49,6 +49,7 @@ def plan_memory(
     device: Device,
     budget: Budget,
     run: Path | None = None,
+    traces: Path | None = None,
     optimizer: OptimizerName | None = None,
     dtype: DType = "bfloat16",
     gpus: int | None = None,
@@ -58,11 +59,11 @@ def plan_memory(
     """The best setting that fits the budget. Takes some seconds for a large model, on the CPU, without weights.
 
     `config`: the model's config.json. `longest`: tokens of the longest input and target, rounded as `batches` does.
-    `run`: where checkpoints will be written, beside other runs; None: the disk is not looked at, and nothing is kept
-    for later plans. `optimizer`: one whose states the checkpoints of the run hold: it is kept, unless the job sets
-    another that takes them. None: there is no run yet. `dtype`: of the model. `gpus`: that train together; None: as the
-    job says, of `auto` one. `offload`: states may be in the host's memory, where the job leaves that open.
-    `progress` is called before each trace.
+    `run`: where checkpoints will be written; None: the disk is not looked at. `traces`: as of `Predictor`.
+    `optimizer`: one whose states the checkpoints of the run hold: it is kept, unless the job sets another that takes
+    them. None: there is no run yet. `dtype`: of the model. `gpus`: that train together; None: as the job says, of
+    `auto` one. `offload`: states may be in the host's memory, where the job leaves that open. `progress` is called
+    before each trace.
 
     Raises DoesNotFit (with the numbers and the nearest setting that fits), Rejected (`bad_config`) and DiskFull
     (`no_room`).
@@ -80,7 +81,7 @@ def plan_memory(
         training=training,
         method=method,
         flash=budget.gpu is None or budget.gpu.native_bf16,
-        runs=None if run is None else run.parent,
+        traces=traces,
     )
     size = predictor.size
     fixed = fixed_by(spec, optimizer)

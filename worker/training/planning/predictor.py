@@ -91,12 +91,12 @@ class Predictor:
         training: TrainingSpec,
         method: Method | None = None,
         flash: bool = True,
-        runs: Path | None = None,
+        traces: Path | None = None,
     ) -> None:
         """`config`: the content of config.json. `dropout` None: the model's own. `method` None: all is trained.
 
-        `dtype` None: the method's. `flash`: the GPU has flash attention (from compute capability 8.0 on). `runs`:
-        the runs directory, beside whose runs traces of earlier jobs are, and are kept by `keep`.
+        `dtype` None: the method's. `flash`: the GPU has flash attention (from compute capability 8.0 on). `traces`:
+        the folder with those of earlier jobs, where `keep` puts new ones.
 
         Raises Rejected (`bad_config`) if transformers cannot build a model of it, and as `Method.inject` does.
         """
@@ -109,12 +109,12 @@ class Predictor:
         self._flash = flash
         self._built: PreTrainedModel | None = None
         self._activation_checkpointing = 0
-        self.traces = 0
+        self.traced = 0
         """Passes traced so far."""
         # Of rates it matters whether they are zero: then there is nothing to do for them.
         rates = [dropout if dropout is None else dropout > 0, training.weight_decay > 0, training.max_grad_norm is None]
         facts = [dict(config), repr(task), str(self._dtype), device, fused, *rates, method and method.memory_key, flash]
-        self._cache = TraceCache(runs, facts)
+        self._cache = TraceCache(traces, facts)
         if self._cache.empty:
             self._build()
 
@@ -260,7 +260,7 @@ class Predictor:
         if not self._trains:
             return self._trace_evaluation(shape, padded)
         self._recompute(activation_checkpointing)
-        self.traces += 1
+        self.traced += 1
         with gradients_going(self._model, share), torch.enable_grad(), self._tracking() as tracker:
             tracker.category = counted.ACTIVATIONS
             tracker.begin()

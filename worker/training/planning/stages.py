@@ -66,6 +66,7 @@ def plan_stage(
                 device=settings.device,
                 budget=find_budget(spec.memory, settings.device, gpu, spec.resources),
                 run=run.path,
+                traces=settings.traces,
                 optimizer=optimizer,
                 dtype=dtype,
                 gpus=gpus,

@@ -1,6 +1,6 @@
 """What was traced of a model before, on disk: tracing takes seconds, and a sweep's trials ask the same of one model.
 
-One file a model in `.traces/` of the runs directory, named after all that decides the answers, the trainer's code
+One file a model in a folder (`LONGHAUL_TRACES`), named after all that decides the answers, the trainer's code
 included. Its first line is the SHA-256 of the rest: an answer that was changed would fail jobs, or plan them
 wrongly. It may be deleted at any time.
 """
@@ -22,7 +22,6 @@ from worker.training.store import content_key
 
 log = logging.getLogger("longhaul.trainer")
 
-FOLDER = ".traces"
 MOST_FILES = 500
 """The ones not used for longest go first."""
 Answer = TypeVar("Answer", list[int], str | None)
@@ -30,11 +29,11 @@ _TRACED_WITH = ("torch", "transformers", "peft", "torchao")
 
 
 class TraceCache:
-    """Question → answer, for one model. Without a runs directory it lives as long as this object."""
+    """Question → answer, for one model. Without a folder it lives as long as this object."""
 
-    def __init__(self, runs: Path | None, facts: Sequence[Any]) -> None:
+    def __init__(self, folder: Path | None, facts: Sequence[Any]) -> None:
         """`facts`: all that decides an answer, besides question and code."""
-        self._file = None if runs is None else runs / FOLDER / f"{content_key([code(), *facts])}.json"
+        self._file = None if folder is None else folder / f"{content_key([code(), *facts])}.json"
         self._known: dict[str, list[int] | str | None] = {}
         self._on_disk = 0
         if self._file is not None:
@@ -52,7 +51,7 @@ class TraceCache:
         return cast(Answer, self._known[question])
 
     def keep(self) -> None:
-        """Write what has been added, if there is a runs directory; a file that cannot be written costs time only."""
+        """Write what has been added, if there is a folder; a file that cannot be written costs time only."""
         if self._file is None or len(self._known) == self._on_disk:
             return
         try:
