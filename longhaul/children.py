@@ -48,6 +48,8 @@ class ChildProcess:
 
     What is in it can be made again: when the process has died too often, it is moved away, once.
     """
+    needed: bool = True
+    """False: the others work without it."""
     umask: int = -1
     """For the files that it makes; -1: this process's."""
     process: subprocess.Popen[bytes] | None = None
@@ -62,7 +64,8 @@ class ChildProcess:
         self.log_file.parent.mkdir(parents=True, exist_ok=True)
         self.prepare()
         self._placed = self._identity()
-        path = os.pathsep.join(filter(None, [str(ROOT), self.environment.get("PYTHONPATH")]))
+        given = self.environment.get("PYTHONPATH", "").split(os.pathsep)
+        path = os.pathsep.join(dict.fromkeys(filter(None, [str(ROOT), *given])))
         clean = {key: value for key, value in self.environment.items() if key != PARENT_PID}
         with open(self.log_file, "ab") as log:
             self.process = subprocess.Popen(
@@ -115,6 +118,10 @@ class ChildProcess:
             os.rename(self.place, kept)
             self._moved_away, self.restarts = True, 0
             self.start()
+            return
+        if self.restarts >= RESTARTS and not self.needed:
+            say(f"{self.name} {how} once more, after {RESTARTS} restarts, and stays away; {self.last_output()}")
+            self.process = None
             return
         if self.restarts >= RESTARTS:
             raise ChildFailed(f"{self.name} {how} once more, after {RESTARTS} restarts; {self.last_output()}")

@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import IO
 
 from rich.console import Console
 
+from jobs.process.lifeline import WARM
 from jobs.process.secrets import NEEDED, minimal_environment
 from jobs.text.units import format_duration
 from longhaul.api import ApiError, Longhaul, Unreachable
@@ -45,9 +47,9 @@ def run_local(
 ) -> int:
     """Start everything, keep it running, stop it on Ctrl-C or SIGTERM. Exit code 1 when a part cannot be kept alive."""
     place = LocalHome(environment, data=data, home=home, runs=runs, port=port)
-    with place.lock():
+    with place.lock(), tempfile.TemporaryDirectory(prefix="longhaul-") as sockets:  # HOME may be too long a path
         stop = LocalStop()
-        children = place.children()
+        children = place.children(Path(sockets) / "warm")
         try:
             _start(children, place, stop, console)
             while not stop.asked:
@@ -153,11 +155,13 @@ class LocalHome:
             raise BadInput(f"another `longhaul local` runs in {self.home}: stop it, or give --home DIR") from None
         return file
 
-    def children(self) -> list[ChildProcess]:
-        """Redis, service, workers, publish: in the order they are started."""
+    def children(self, warm: Path) -> list[ChildProcess]:
+        """Redis, what forks trainers (at the socket `warm`), service, workers and publish, in the order of starting."""
         logs = self.home / "logs"
+        self.environment = {WARM: str(warm)} | self.environment
         commands = {
             "redis": [redis_binary(), str(self.home / "redis" / "redis.conf")],
+            "warm": python("worker.training", "warm", str(warm)),
             "service": python("service"),
             **{role: python("worker", role) for role in ROLES},
         }
@@ -165,7 +169,11 @@ class LocalHome:
             ChildProcess(name, command, minimal_environment(self.environment, NEEDED[name]), logs / f"{name}.log")
             for name, command in commands.items()
         ]
-        redis = children[0]
+        redis, forks = children[:2]
+        forks.needed = False  # without it trainers are started as any program
+        forks.environment = {**forks.environment, "CUDA_VISIBLE_DEVICES": ""}  # what has used CUDA cannot fork
+        if self.environment[WARM] != str(warm):
+            children.remove(forks)  # there is one already
         redis.prepare, redis.place, redis.umask = self._redis_config, self.home / "redis", 0o077
         return children
 

@@ -5,6 +5,8 @@ Every process dies with the test's own (jobs/process/lifeline.py) and is ended b
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import signal
 import subprocess
@@ -19,13 +21,26 @@ import requests
 
 from jobs.disk.rundir import RunDir
 from jobs.events import Event
-from jobs.process.lifeline import tied_to_parent
+from jobs.process.lifeline import WARM, tied_to_parent
 from jobs.text.units import format_duration
 from tests.redis_server import RedisServer, free_port
+from worker.training.warm import read_at_import
+from worker.warm import WarmProcess
 
 ROOT = Path(__file__).parents[1]
 ROLES = ("service", "check", "prepare", "train", "publish")
+KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
+USUAL = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.fspath(ROOT), "PYTHONUNBUFFERED": "1"}
 Found = TypeVar("Found")
+
+
+@functools.cache
+def warm_of_all_tests() -> WarmProcess:
+    """Forks the trainers of every stack of this process: their imports take longer than their jobs."""
+    process = WarmProcess({name: os.environ[name] for name in KEPT if name in os.environ} | USUAL)
+    atexit.register(process.close)
+    return process
+
 
 SLOWEST = 5
 """A CPU without bf16 instructions, or one that others use, takes so many times as long as is waited for elsewhere."""
@@ -47,7 +62,9 @@ class Stack:
         rules: str | None = None,
         box_rules: str | None = None,
         root: Path = ROOT,
+        own_warm: bool = False,
     ) -> None:
+        """`own_warm`: trainers are forked by processes of its own, not by that of all tests."""
         self.home = home
         self.root = root
         self.runs = home / "runs"
@@ -55,8 +72,8 @@ class Stack:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        kept = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
-        self.environment = {name: os.environ[name] for name in kept if name in os.environ} | {
+        self.environment = {name: os.environ[name] for name in KEPT if name in os.environ} | {
+            **USUAL,
             "LONGHAUL_REDIS_URL": self.redis.url,
             "LONGHAUL_PORT": str(self.port),
             "LONGHAUL_DEVICE": "cpu",
@@ -65,13 +82,15 @@ class Stack:
             "LONGHAUL_UPLOADS": str(home / "uploads"),
             "LONGHAUL_PREPARED": str(home / "prepared"),
             "LONGHAUL_MODELS": str(home / "models"),
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
+            "LONGHAUL_TRACES": os.environ["LONGHAUL_TRACES"],
             **environment,
         }
+        self._own_warm = own_warm or root != ROOT or bool(read_at_import(environment))
 
     def start(self, *roles: str) -> None:
         """Start processes (of one role several: "train-2"); wait for the service to answer."""
+        if not self._own_warm:
+            self.environment.setdefault(WARM, warm_of_all_tests().socket)
         for role in roles:
             module = ["-m", "service"] if role == "service" else ["-m", "worker", role.partition("-")[0]]
             with open(self.home / f"{role}.log", "ab") as log:

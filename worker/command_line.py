@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from jobs.disk.writable import unwritable
 from jobs.heartbeat import Worker
 from jobs.process import logs, secrets
-from jobs.process.lifeline import PARENT_PID, tie_to_parent, tied_to_parent
+from jobs.process.lifeline import PARENT_PID, WARM, tie_to_parent, tied_to_parent
 from worker.settings import WorkerSettings, from_environment
+from worker.warm import WarmProcess
 
 log = logging.getLogger("longhaul.worker")
 ROLES = ("check", "prepare", "train", "generate", "push", "publish")
@@ -54,7 +55,7 @@ def main() -> int:
     if arguments.healthy:
         return print_health(arguments.roles, settings)
     if len(arguments.roles) > 1:
-        return serve_together(arguments.roles)
+        return serve_together(arguments.roles, settings)
     return serve(arguments.roles[0], settings, arguments.slot, arguments.engine)
 
 
@@ -89,22 +90,28 @@ def serve(role: str, settings: WorkerSettings, slot: int | None, engine: str | N
     return 0
 
 
-def serve_together(roles: Sequence[str]) -> int:
-    """One child per role until SIGTERM or SIGINT. When one ends by itself all end: Docker then restarts them all."""
+def serve_together(roles: Sequence[str], settings: WorkerSettings) -> int:
+    """One child per role until SIGTERM or SIGINT. When one ends by itself all end: Docker then restarts them all.
+
+    Their trainers are forked by one process.
+    """
     stop = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop.set())
+    warm = WarmProcess(settings.trainer_environment) if {"check", "prepare"} & set(roles) else None
+    warmed = {} if warm is None else {WARM: warm.socket}
     # Process groups of their own: a terminal's Ctrl+C reaches the parent alone, which passes it on once.
     children = {
         role: subprocess.Popen(
             tied_to_parent(sys.executable, "-m", "worker", role),
-            env=secrets.minimal_environment(os.environ, secrets.NEEDED[role]),
+            env={**secrets.minimal_environment(os.environ, secrets.NEEDED[role]), **warmed},
             process_group=0,
         )
         for role in roles
     }
     while not stop.wait(LOOK_S) and all(child.poll() is None for child in children.values()):
-        pass
+        if warm is not None:
+            warm.keep_up()
     asked = stop.is_set()
     if not asked:
         ended = {role: child.returncode for role, child in children.items() if child.returncode is not None}
@@ -113,6 +120,8 @@ def serve_together(roles: Sequence[str]) -> int:
         child.terminate()
     for child in children.values():
         child.wait()
+    if warm is not None:
+        warm.close()
     return 0 if asked else 1
 
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from jobs.errors import StoreUnavailable
 from jobs.heartbeat import Gpu, WorkerHeartbeat
+from jobs.process.lifeline import WARM
 from jobs.reasons import Reason
 from jobs.redis.connection import connect
 from jobs.redis.queue import Tickets
@@ -28,7 +29,6 @@ from worker.reconcile import Reconciler
 from worker.runs_lock import RETRY_S, RunsDirectoryInUse, RunsLock
 from worker.settings import WorkerSettings
 from worker.stage_worker import StageWorker
-from worker.supervise import trainer_environment
 from worker.sweeps import SweepTurns
 from worker.train_workers import OWN, DeviceSlot, TrainWorkers
 from worker.warm import WarmProcess
@@ -63,7 +63,14 @@ def serve_train(settings: WorkerSettings, slot: int | None = None, engine: str |
     slots = [DeviceSlot(uuid, each) for each in range(settings.trials_at_once) for uuid in uuids or (None,)]
     if slot is None and len(slots) > 1:
         forget(store, heartbeat.name)
-        return TrainWorkers(slots, store, threads_for(settings.trials_at_once) if on_cpu else {}, heartbeat).serve()
+        if not on_cpu:
+            return TrainWorkers(slots, store, {}, heartbeat).serve()
+        threads = threads_for(settings.trials_at_once)
+        warm = WarmProcess({**settings.trainer_environment, **threads})
+        try:
+            return TrainWorkers(slots, store, {**threads, WARM: warm.socket}, heartbeat, warm).serve()
+        finally:
+            warm.close()
     if on_cpu:
         serve_stage(Stage.TRAIN, settings, heartbeat)
         return 0
@@ -102,13 +109,13 @@ def serve_stage(stage: Stage, settings: WorkerSettings, heartbeat: WorkerHeartbe
     log.info("worker %s waits for work in stage %s (Redis %s)", heartbeat.name, stage.value, settings.masked_redis_url)
     # Libraries that training imports use CUDA at once, and what has used it cannot fork.
     elsewhere = stage is Stage.TRAIN and (settings.device == "cuda" or heartbeat.engine is not None)
-    warm = None if elsewhere else WarmProcess(stage, trainer_environment(settings, stage))
-    worker = StageWorker(stage, settings, heartbeat, warm)
+    own = None if elsewhere or settings.warm is not None else WarmProcess(settings.trainer_environment)
+    worker = StageWorker(stage, settings, heartbeat, own or (None if elsewhere else settings.warm))
     try:
         worker.work(logging_level="WARNING")
     finally:
-        if warm is not None:
-            warm.close()
+        if own is not None:
+            own.close()
         if worker.gpu_lost is None:  # else its last word stands for a minute: reconcile tells the queue why it waits
             forget(store, heartbeat.name)
     return worker.gpu_lost is not None

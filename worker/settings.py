@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jobs.memory_plan import prepare_memory
+from jobs.process.lifeline import WARM
 from jobs.process.logs import log_format
 from jobs.process.secrets import HUB, minimal_environment
 from worker.engines.registry import read_engines
@@ -48,6 +49,8 @@ class WorkerSettings:
     """Form of the log: text or json."""
     trainer_environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What processes of `worker.training` inherit: the environment without secrets."""
+    warm: str | None = None
+    """Socket of the process that forks trainers, where another process keeps it."""
     hub_tokens: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What those that reach the hub are given beside it: check, prepare and push."""
 
@@ -109,7 +112,8 @@ def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
         wandb_mode=environ.get("WANDB_MODE") or None,
         generate_idle_s=_seconds(environ.get("LONGHAUL_GENERATE_IDLE_S") or "600"),
         log=log_format(environ.get("LONGHAUL_LOG") or "text"),
-        trainer_environment=clean | {"LONGHAUL_DEVICE": device},
+        trainer_environment=clean | {"LONGHAUL_DEVICE": device, "PYTHONUNBUFFERED": "1"},
+        warm=environ.get(WARM),
         hub_tokens={name: environ[name] for name in HUB if name in environ},
         **places,
     )

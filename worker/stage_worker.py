@@ -54,8 +54,9 @@ class StageWorker(rq.Worker):
     job_class = Ticket
 
     def __init__(
-        self, stage: Stage, settings: WorkerSettings, heartbeat: WorkerHeartbeat, warm: WarmProcess | None = None
+        self, stage: Stage, settings: WorkerSettings, heartbeat: WorkerHeartbeat, warm: WarmProcess | str | None = None
     ) -> None:
+        """`warm`: what forks trainers; the socket of one is somebody else's."""
         self._stopping = threading.Event()
         self._stop_received = False
         super().__init__(
@@ -98,7 +99,7 @@ class StageWorker(rq.Worker):
         super().heartbeat(timeout, pipeline)
         if not self.horse_pid:  # a disk that a checkpoint is being written to may take its time
             self._fitness.check()
-        if self._warm is not None and not self.horse_pid and not self.is_horse:
+        if isinstance(self._warm, WarmProcess) and not self.horse_pid and not self.is_horse:
             self._warm.keep_up()
         if (
             gpu := self._heartbeat.gpu
@@ -157,7 +158,7 @@ class StageWorker(rq.Worker):
                 self._stopping,
                 self._heartbeat.gpu,
                 self._horse_lost_gpu,
-                self._warm,
+                self._warm.socket if isinstance(self._warm, WarmProcess) else self._warm,
                 self._heartbeat.slot or 0,
                 self._heartbeat.engine,
                 self._horse_outdated,

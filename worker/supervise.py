@@ -51,7 +51,6 @@ from worker.lease import Lease
 from worker.planned_gpu import planned_device, planned_gpu, planned_group
 from worker.settings import WorkerSettings
 from worker.trainer import Starter, Trainer, here
-from worker.warm import WarmProcess
 
 log = logging.getLogger("longhaul.supervise")
 LOOK_S = 0.1
@@ -91,8 +90,8 @@ class WorkerContext:
     """That of a train worker; None on a CPU."""
     gpu_lost: Event
     """Set by the horse when its attempt lost the GPU; the worker looks at it."""
-    warm: WarmProcess | None = None
-    """Forks trainers; None: each is started as any program."""
+    warm: str | None = None
+    """Socket of the process that forks trainers; None: each is started as any program."""
     slot: int = 0
     """That of a train worker."""
     engine: str | None = None
@@ -339,7 +338,7 @@ def stage_outcome(run: RunDir, record: JobRecord, stage: Stage, end: Finished) -
 
 def trainer_environment(settings: WorkerSettings, stage: Stage, run: RunDir | None = None) -> dict[str, str]:
     """No secret reaches a trainer; check and prepare get the hub's. Without a run: as most have it."""
-    environment = {**settings.trainer_environment, "PYTHONUNBUFFERED": "1"}
+    environment = dict(settings.trainer_environment)
     if stage is Stage.TRAIN:
         environment["HF_HUB_OFFLINE"] = "1"
         if settings.device == "cpu" and (TEST_LIMIT in environment or (run is not None and has_budget(run))):

@@ -25,6 +25,7 @@ from jobs.reasons import Reason
 from jobs.redis.store import Store
 from jobs.text.units import format_duration
 from worker.heartbeat import forget, report
+from worker.warm import WarmProcess
 
 log = logging.getLogger("longhaul.worker")
 LOOK_S = 0.2
@@ -76,9 +77,15 @@ class TrainWorkers:
     """One child for each of these slots, with `environment` besides this process's own, of which `heartbeat` is."""
 
     def __init__(
-        self, slots: Sequence[DeviceSlot], store: Store, environment: Mapping[str, str], heartbeat: WorkerHeartbeat
+        self,
+        slots: Sequence[DeviceSlot],
+        store: Store,
+        environment: Mapping[str, str],
+        heartbeat: WorkerHeartbeat,
+        warm: WarmProcess | None = None,
     ) -> None:
-        self._store, self._heartbeat = store, heartbeat
+        """`warm`: forks the trainers of all; kept up."""
+        self._store, self._heartbeat, self._warm = store, heartbeat, warm
         self._environment = environment
         self._workers = [SlotWorker(each, start(each, environment), time.monotonic()) for each in slots]
         self._one_was_lost = False
@@ -92,6 +99,8 @@ class TrainWorkers:
         look_at = time.monotonic()
         none_left = False
         while not none_left and not stop.wait(LOOK_S):
+            if self._warm is not None:
+                self._warm.keep_up()
             for worker in self._workers:
                 self._keep_up(worker)
             if self._one_was_lost and time.monotonic() >= look_at:

@@ -18,7 +18,7 @@ from jobs.process.logs import last_error
 from jobs.reasons import Reason
 from jobs.state import Stage
 from worker.training.machine.host import oom_kills
-from worker.warm import OwnProcess, Process, WarmProcess
+from worker.warm import OwnProcess, Process, fork
 
 SLOW_PHASES: frozenset[Phase] = frozenset({"load", "compile", "save"})
 SLOW_SILENCE_S = 15 * 60.0
@@ -32,11 +32,14 @@ Starter = Callable[[Sequence[str], int], Process]
 """Starts `python -m worker.training` with these arguments, its output to this descriptor."""
 
 
-def here(environment: Mapping[str, str], warm: WarmProcess | None = None) -> Starter:
-    """Trainers on this machine, forked or started. Start them from a main thread only (`lifeline`)."""
+def here(environment: Mapping[str, str], warm: str | None = None) -> Starter:
+    """Trainers on this machine, forked by the process that listens at the socket `warm`, or started.
+
+    Start them from a main thread only (`lifeline`).
+    """
 
     def start(arguments: Sequence[str], output: int) -> Process:
-        forked = None if warm is None else warm.fork(arguments, environment, output)
+        forked = None if warm is None else fork(warm, arguments, environment, output)
         return forked or OwnProcess(
             [sys.executable, "-m", "worker.training", *arguments],
             stdin=subprocess.DEVNULL,

@@ -1,7 +1,8 @@
 """Trainers forked from a process that has imported torch already (`worker/training/warm.py`): they start at once.
 
-A worker keeps one such process per stage. Its work-horse asks it for a trainer; where it is gone, or does not answer,
-the trainer is started as any program is.
+One such process serves all stages: of `longhaul local`, of a container, or of a worker that was told of none
+(`LONGHAUL_WARM`). A work-horse asks it for a trainer; where it is gone, or does not answer, the trainer is started as
+any program is.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -21,7 +23,6 @@ from typing import NamedTuple, Protocol
 from jobs.events import AnyFact
 from jobs.process.lifeline import PARENT_PID
 from jobs.reasons import Reason
-from jobs.state import Stage
 
 log = logging.getLogger("longhaul.worker")
 FORKED_WITHIN_S = 60.0
@@ -68,26 +69,29 @@ class OwnProcess(subprocess.Popen[bytes]):
 
 
 class WarmProcess:
-    """The process that forks trainers of one stage. Make it in a main thread: it ends with the thread (`lifeline`)."""
+    """The process that forks trainers. Make it in a main thread: it ends with the thread (`lifeline`)."""
 
-    def __init__(self, stage: Stage, environment: Mapping[str, str]) -> None:
-        self._command = [sys.executable, "-m", "worker.training", "warm", stage.value]
-        self._environment = {**environment, PARENT_PID: str(os.getpid())}
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """`environment`: that of the trainers; variables of ours may differ from one to the next."""
+        self._folder = tempfile.TemporaryDirectory(prefix="longhaul-")  # for this user alone
+        self.socket = os.path.join(self._folder.name, "socket")
+        # Libraries ask CUDA for its GPUs when they are imported, and a process that has used it cannot fork.
+        self._environment = {**environment, PARENT_PID: str(os.getpid()), "CUDA_VISIBLE_DEVICES": ""}
         self._start()
 
     def _start(self) -> None:
         self._started_at = time.monotonic()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                self._command, stdin=theirs.fileno(), env=self._environment, process_group=0
-            )
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "worker.training", "warm", self.socket],
+            stdin=subprocess.DEVNULL,
+            env=self._environment,
+            process_group=0,
+        )
 
     def keep_up(self) -> None:
         """Start it again if it has ended, once in a while: there may be too little memory for it."""
         if (code := self._process.poll()) is not None and time.monotonic() - self._started_at > RESTART_AFTER_S:
             log.warning("the process that forks trainers ended (%d) and starts again", code)
-            self._control.close()
             self._start()
 
     @property
@@ -97,30 +101,31 @@ class WarmProcess:
 
     def close(self) -> None:
         """End it, and what it forked."""
-        self._control.close()
         self._process.kill()
         self._process.wait()
+        self._folder.cleanup()
 
-    def fork(self, arguments: Sequence[str], environment: Mapping[str, str], output: int) -> ForkedProcess | None:
-        """`python -m worker.training ARGUMENTS`, its output to this descriptor. None: start it yourself."""
-        if read_at_import(environment) != read_at_import(self._environment):
-            return None
-        asked = json.dumps({"arguments": list(arguments), "environment": dict(environment)}).encode()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            with theirs:
-                self._control.settimeout(FORKED_WITHIN_S)
-                socket.send_fds(self._control, [asked], [output, theirs.fileno()])
-            ours.settimeout(FORKED_WITHIN_S)
-            said, files, _, _ = socket.recv_fds(ours, 100, 1)
-            if files:
-                return ForkedProcess(json.loads(said)["pid"], files[0], ours)
-            why = "it has ended"
-        except OSError as error:
-            why = str(error)
-        ours.close()
+
+def fork(warm: str, arguments: Sequence[str], environment: Mapping[str, str], output: int) -> ForkedProcess | None:
+    """`python -m worker.training ARGUMENTS`, its output to this descriptor, forked by the process that listens at the
+    socket `warm`. None: start it yourself.
+    """
+    asked = json.dumps({"arguments": list(arguments), "environment": dict(environment)}).encode()
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.settimeout(FORKED_WITHIN_S)
+        connection.connect(warm)
+        socket.send_fds(connection, [asked], [output])
+        said, files, _, _ = socket.recv_fds(connection, 100, 1)
+        if files:
+            return ForkedProcess(json.loads(said)["pid"], files[0], connection)
+        why = None if said else "it has ended"
+    except OSError as error:
+        why = str(error)
+    connection.close()
+    if why is not None:  # else libraries would have to be imported under another environment
         log.warning("no trainer was forked, so one is started: %s", why)
-        return None
+    return None
 
 
 class ForkedProcess:
@@ -165,8 +170,3 @@ class ForkedProcess:
     def facts(self) -> list[AnyFact]:
         """None: it says everything itself."""
         return []
-
-
-def read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
-    """What libraries may have read when they were imported; our own settings are read by each trainer."""
-    return {name: value for name, value in environment.items() if not name.startswith("LONGHAUL_")}

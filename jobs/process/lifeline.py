@@ -13,6 +13,8 @@ import signal
 import sys
 
 PARENT_PID = "LONGHAUL_PARENT_PID"
+WARM = "LONGHAUL_WARM"
+"""Variable: the socket of the process that forks trainers, which a parent keeps for its children."""
 _PR_SET_PDEATHSIG = 1
 
 

@@ -29,6 +29,7 @@ VARIABLES = (
 """Variables whose values are secret, whatever they look like; of a URL its password, or the end of its path."""
 NEEDED = {
     "redis": (),
+    "warm": (),
     "service": ("LONGHAUL_API_KEY", "LONGHAUL_REDIS_URL"),
     "check": ("LONGHAUL_REDIS_URL", *HUB),
     "prepare": ("LONGHAUL_REDIS_URL", *HUB),

@@ -45,7 +45,8 @@ def test_up_a_dead_part_comes_back_an_orderly_end_and_a_violent_one(tmp_path: Pa
         for pid in local.children():
             words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
             environment = Path(f"/proc/{pid}/environ").read_text().split("\0")
-            found[words[-2] if "-m" in words else "redis"] |= {line.partition("=")[0] for line in environment}
+            role = "warm" if "warm" in words else words[-2] if "-m" in words else "redis"
+            found[role] |= {line.partition("=")[0] for line in environment}
         # LONGHAUL_API_KEY was not set; where it is, the service is not open to this test.
         assert {name: names & set(VARIABLES) for name, names in found.items()} == {
             name: set(needed) - {"LONGHAUL_API_KEY"} for name, needed in NEEDED.items()
@@ -54,7 +55,7 @@ def test_up_a_dead_part_comes_back_an_orderly_end_and_a_violent_one(tmp_path: Pa
         assert (tmp_path / ".longhaul" / "redis" / "redis.conf").stat().st_mode & 0o077 == 0
         password = (tmp_path / ".longhaul" / "redis" / "redis.conf").read_text().split("requirepass ")[1].split()[0]
         children = local.children()
-        assert len(children) == 8
+        assert len(children) == 9
         # A terminal's Ctrl-C reaches none of them; the kernel shares time by class among those of one session alone.
         assert {os.getsid(each) for each in children} == {local.process.pid}
         assert [os.getpgid(child) for child in children] == children
@@ -76,7 +77,7 @@ def test_up_a_dead_part_comes_back_an_orderly_end_and_a_violent_one(tmp_path: Pa
         children = again.children()
         shutil.rmtree(redis)  # Redis alone starts over, and is told of all jobs
         until(lambda: "redis has lost" in again.output() and (redis / "redis.conf").exists(), again.output)
-        until(lambda: len(again.children()) == 8 and again.api.ready(), again.output)
+        until(lambda: len(again.children()) == 9 and again.api.ready(), again.output)
         assert [each["id"] for each in again.api.all()] == [job]
         assert len(set(children) - set(again.children())) == 1
         family = descendants(again.process.pid)

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from jobs.process.secrets import minimal_environment
-from jobs.state import Stage
+from tests.local import until
 from tests.processes import alive, end_within
 from tests.stack import ROOT, Stack, tiny_job
+from worker import warm as module
+from worker.training import warm as child
 from worker.warm import ForkedProcess, WarmProcess
 
 ENVIRONMENT = minimal_environment(os.environ, ())
@@ -23,13 +25,14 @@ ENVIRONMENT = minimal_environment(os.environ, ())
 
 @pytest.fixture
 def warm() -> Iterator[WarmProcess]:
-    process = WarmProcess(Stage.CHECK, ENVIRONMENT)
+    process = WarmProcess(ENVIRONMENT)
+    until(lambda: Path(process.socket).exists(), lambda: "it does not listen")
     yield process
     process.close()
 
 
 def fork(warm: WarmProcess, output: int, run: Path) -> ForkedProcess:
-    process = warm.fork(["check", str(run)], ENVIRONMENT | {"LONGHAUL_DEVICE": "cpu"}, output)
+    process = module.fork(warm.socket, ["check", str(run)], ENVIRONMENT | {"LONGHAUL_DEVICE": "cpu"}, output)
     assert process is not None
     return process
 
@@ -93,29 +96,52 @@ def test_it_ends_with_the_process_that_forked_it_which_starts_again(
     process = fork(warm, full_pipe, tmp_path)
     end_within(60, [process.pid], lambda: os.kill(warm.pid, signal.SIGKILL))
     assert process.wait(60) == -signal.SIGKILL
-    assert warm.fork(["check", str(tmp_path)], ENVIRONMENT, full_pipe) is None
+    assert module.fork(warm.socket, ["check", str(tmp_path)], ENVIRONMENT, full_pipe) is None
     os.waitid(os.P_PID, warm.pid, os.WEXITED | os.WNOWAIT)
     dead = warm.pid
     warm.keep_up()
     assert warm.pid == dead, "it was started a moment ago"
     monkeypatch.setattr("worker.warm.RESTART_AFTER_S", 0.0)
+    Path(warm.socket).unlink()
     warm.keep_up()
+    until(lambda: Path(warm.socket).exists(), lambda: "it does not listen")
     with open(os.devnull, "wb") as nowhere:
         assert fork(warm, nowhere.fileno(), tmp_path).wait(60) == 1
 
 
 def test_another_environment_is_for_a_process_of_its_own(warm: WarmProcess, tmp_path: Path, full_pipe: int) -> None:
-    assert warm.fork(["check", str(tmp_path)], ENVIRONMENT | {"OMP_NUM_THREADS": "1"}, full_pipe) is None
+    other = ENVIRONMENT | {"OMP_NUM_THREADS": "1"}
+    assert module.fork(warm.socket, ["check", str(tmp_path)], other, full_pipe) is None
 
 
-@pytest.mark.parametrize("stage", ["check", "prepare", "train"])
-def test_what_is_imported_starts_no_thread_and_leaves_cuda_alone(stage: str) -> None:
+@pytest.mark.parametrize("offline", ["1", ""])
+def test_libraries_know_the_environment_of_the_child(
+    offline: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import is_offline_mode
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", not offline)
+    output, told = os.pipe()
+
+    def stage(arguments: list[str]) -> int:
+        return os.write(told, str(is_offline_mode()).encode())
+
+    if os.fork() == 0:
+        child.become(["check"], {**ENVIRONMENT, "HF_HUB_OFFLINE": offline}, os.open(os.devnull, os.O_WRONLY), stage)
+        os._exit(0)
+    os.wait()
+    assert os.read(output, 10).decode() == str(bool(offline))
+    os.close(output)
+    os.close(told)
+
+
+def test_what_is_imported_starts_no_thread_and_leaves_cuda_alone() -> None:
     code = (
         "import os\nfrom worker.training import __main__, warm\n"
-        f"__main__.set_library_switches({stage!r})\n"
-        f"warm.import_all({stage!r})\n"
-        "threads = len(os.listdir('/proc/self/task'))\n"
-        "if os.fork() == 0: print(threads, warm.forked_cuda())\n"
+        "__main__.set_library_switches('train')\n"
+        "warm.import_all()\n"
+        "import torch\n"
+        "print(len(os.listdir('/proc/self/task')), torch.cuda.is_initialized())\n"
     )
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout == "1 False\n"

@@ -178,16 +178,17 @@ def set_library_switches(stage: str) -> None:
 
 
 def warm(argv: list[str]) -> int:
-    """Import what a stage imports, and fork its processes when asked to."""
+    """Import what the stages import, and fork their processes when asked to."""
     parser = argparse.ArgumentParser(prog="python -m worker.training warm", description=warm.__doc__)
-    parser.add_argument("stage", choices=("check", "prepare", "train"))
-    stage = parser.parse_args(argv).stage
-    set_library_switches(stage)
+    parser.add_argument("socket", help="where it listens")
+    socket = parser.parse_args(argv).socket
+    given = dict(os.environ)
+    set_library_switches("train")
     configure_log(logging.INFO)
 
     from worker.training.warm import serve
 
-    return serve(stage, main)
+    serve(socket, given, main)
 
 
 def doctor(argv: list[str]) -> int:

@@ -1,12 +1,12 @@
-"""A process that has imported what a stage imports, and forks a trainer when asked to: `… warm STAGE`.
+"""A process that has imported what the stages import, and forks a trainer when asked to: `… warm SOCKET`.
 
 Each attempt is a process of its own still: its memory, its CUDA context and its seeds are. Only the imports, which take
 longer than a small job, are shared. Nothing is computed here, so no thread and no CUDA context is there to be forked.
-Where one is, the child begins anew.
+Where a thread is, the child begins anew.
 
-stdin is a socket of datagrams. Each is a JSON object, `arguments` and `environment`, with two descriptors: the log of
-the child, and a socket that is told its pid and, at its end, its exit code. A child is killed when whoever asked closes
-that socket. `worker/warm.py` is the other side.
+Whoever wants a trainer connects to the socket and sends one datagram: a JSON object, `arguments` and `environment`,
+with the log of the child as a descriptor. The answers are its pid, with a descriptor of it, and at its end its exit
+code. A child is killed when whoever asked closes the connection. `worker/warm.py` is the other side.
 """
 
 from __future__ import annotations
@@ -27,99 +27,137 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from jobs.process.lifeline import PARENT_PID
+from jobs.process.secrets import HUB
 
 MOST_BYTES = 1 << 20
-MODEL = (
+MODULES = (
+    "worker.training.check",
+    "worker.training.prepare",
+    "worker.training.train",
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
+    "sacrebleu",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.qwen2.modeling_qwen2",
     "transformers.models.roberta.modeling_roberta",
     "transformers.models.t5.modeling_t5",
     "worker.training.adapters.registry",
     "worker.training.dataset.manifest",
+    "worker.training.optimizers.adamw",
     "worker.training.planning.memory_plan",
     *(f"worker.training.tasks.{task}.batches" for task in ("causal", "classification", "seq2seq")),
     *(f"worker.training.tasks.{task}.fused" for task in ("causal", "classification", "seq2seq")),
 )
-MODULES = {
-    "check": ("worker.training.check", *MODEL),
-    "prepare": ("worker.training.prepare", *MODEL),
-    "train": (
-        "worker.training.train",
-        "worker.training.optimizers.adamw",
-        "sacrebleu",
-        "rouge_score.rouge_scorer",
-        *MODEL,
-    ),
-}
-"""What the stage imports, and what it would import once it has seen its job."""
+"""What the stages import, and what they would import once they have seen their job."""
+READ_LATER = ("CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", *HUB)
+"""Variables that a child may have otherwise than this process: libraries read them when they are used, or `become`
+tells them. (CUDA is not used in here, and what trains on a GPU is not forked.)"""
 
 
-@dataclass(frozen=True)
-class Child:
-    """A forked trainer."""
+@dataclass
+class Asker:
+    """Whoever has connected."""
 
-    pid: int
-    process: int
-    """A descriptor, readable once it has ended."""
-    asker: socket.socket
-    """Of whoever waits for it."""
+    connection: socket.socket
+    pid: int | None = None
+    """Of the child that was forked for it."""
+    child: int | None = None
+    """A descriptor of the child, readable once that has ended."""
 
 
-def serve(stage: str, main: Callable[[list[str]], int]) -> int:
-    """Fork children until stdin ends. Returns the exit code. A child ends with that of `main`."""
-    import_all(stage)
+def serve(path: str, environment: Mapping[str, str], main: Callable[[list[str]], int]) -> NoReturn:
+    """Fork children until this process is ended. A child ends with the exit code of `main`.
+
+    `environment`: that this process was started with.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)  # of one before this
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(path)
+    listener.listen()
+    imported = read_at_import(environment)
+    import_all()
     gc.collect()
     gc.freeze()
-    control, selector = (
-        socket.socket(fileno=os.dup(0)),
-        selectors.PollSelector(),
-    )  # epoll would be shared with the children
-    selector.register(control, selectors.EVENT_READ)
+    selector = selectors.PollSelector()  # epoll would be shared with the children
+    selector.register(listener, selectors.EVENT_READ)
     while True:
         for key, _ in selector.select():
-            child: Child | None = key.data
-            if child is None:
-                message, files, _, _ = socket.recv_fds(control, MOST_BYTES, 2)
-                if not message:
-                    return 0
-                asked, parent = json.loads(message), os.getpid()
-                pid = os.fork()
-                if pid == 0:
-                    leave(selector)
-                    os.close(files[1])
-                    environment = asked["environment"] | {PARENT_PID: str(parent)}
-                    end(become(asked["arguments"], environment, files[0], main))
-                os.close(files[0])
-                child = Child(pid, os.pidfd_open(pid), socket.socket(fileno=files[1]))
-                tell(child, [child.process], pid=pid)
-                selector.register(child.process, selectors.EVENT_READ, child)
-                selector.register(child.asker, selectors.EVENT_READ, child)
-            elif key.fd == child.process:
-                selector.unregister(child.process)
-                tell(child, code=os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]))
-                os.close(child.process)
-                if child.asker.fileno() != -1:
-                    selector.unregister(child.asker)
-                    child.asker.close()
-            elif child.asker.fileno() != -1:  # whoever asked says nothing: it is gone
-                selector.unregister(child.asker)
-                child.asker.close()
-                signal.pidfd_send_signal(child.process, signal.SIGKILL)
+            asker: Asker | None = key.data
+            if asker is None:
+                connection, _ = listener.accept()
+                selector.register(connection, selectors.EVENT_READ, Asker(connection))
+            elif key.fd == asker.child:
+                end_of_child(selector, asker)
+            elif asker.connection.fileno() == -1:  # it was told the end of its child a moment ago
+                continue
+            elif asker.pid is None:
+                answer(selector, asker, imported, main)
+            else:  # whoever asked says nothing: it is gone
+                forget(selector, asker)
+                assert asker.child is not None
+                signal.pidfd_send_signal(asker.child, signal.SIGKILL)
 
 
-def import_all(stage: str) -> None:
+def answer(
+    selector: selectors.BaseSelector, asker: Asker, imported: Mapping[str, str], main: Callable[[list[str]], int]
+) -> None:
+    """Fork what is asked for; nothing, if libraries would have to be imported under another environment."""
+    message, (*files,), _, _ = socket.recv_fds(asker.connection, MOST_BYTES, 1)
+    asked = json.loads(message) if message and files else None
+    if asked is None or read_at_import(asked["environment"]) != imported:
+        for file in files:
+            os.close(file)
+        tell(asker)
+        forget(selector, asker)
+        return
+    parent, (log,) = os.getpid(), files
+    asker.pid = os.fork()
+    if asker.pid == 0:
+        leave(selector)
+        end(become(asked["arguments"], asked["environment"] | {PARENT_PID: str(parent)}, log, main))
+    os.close(log)
+    asker.child = os.pidfd_open(asker.pid)
+    selector.register(asker.child, selectors.EVENT_READ, asker)
+    tell(asker, [asker.child], pid=asker.pid)
+
+
+def end_of_child(selector: selectors.BaseSelector, asker: Asker) -> None:
+    """Say its exit code, if anybody still waits for it."""
+    assert asker.pid is not None and asker.child is not None
+    selector.unregister(asker.child)
+    tell(asker, code=os.waitstatus_to_exitcode(os.waitpid(asker.pid, 0)[1]))
+    os.close(asker.child)
+    if asker.connection.fileno() != -1:
+        forget(selector, asker)
+
+
+def forget(selector: selectors.BaseSelector, asker: Asker) -> None:
+    """Close the connection."""
+    selector.unregister(asker.connection)
+    asker.connection.close()
+
+
+def read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
+    """What libraries may read when they are imported; our own settings are read by each trainer."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith("LONGHAUL_") and name not in READ_LATER
+    }
+
+
+def import_all() -> None:
     """Everything, without starting a thread: numpy and scipy would, for linear algebra, which is done elsewhere."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    for module in MODULES[stage]:
+    for module in MODULES:
         importlib.import_module(module)
 
 
-def tell(child: Child, descriptors: Sequence[int] = (), **what: int) -> None:
+def tell(asker: Asker, descriptors: Sequence[int] = (), **what: int) -> None:
     """Whoever asked, unless they are gone."""
     with contextlib.suppress(OSError):
-        socket.send_fds(child.asker, [json.dumps(what).encode()], descriptors)
+        socket.send_fds(asker.connection, [json.dumps(what).encode()], descriptors)
 
 
 def leave(selector: selectors.BaseSelector) -> None:
@@ -140,8 +178,12 @@ def become(arguments: list[str], environment: Mapping[str, str], log: int, main:
     os.close(log)
     os.environ.clear()
     os.environ.update(environment)
-    if len(os.listdir("/proc/self/task")) > 1 or (arguments[0] == "train" and forked_cuda()):
+    if len(os.listdir("/proc/self/task")) > 1:
         os.execv(sys.executable, [sys.executable, "-m", "worker.training", *arguments])
+    from huggingface_hub import constants
+
+    offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE")
+    constants.HF_HUB_OFFLINE = constants._is_true(offline)
     return main(arguments)
 
 
@@ -155,10 +197,3 @@ def end(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def forked_cuda() -> bool:
-    """Whether CUDA was used before the fork: it cannot be used any more."""
-    import torch
-
-    return torch.cuda._is_in_bad_fork()
