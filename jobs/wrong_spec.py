@@ -99,7 +99,10 @@ def explain(
 
 def _key(place: Sequence[int | str], model: type[BaseModel]) -> tuple[str, ...]:
     """As the user wrote it: without the tags of union members ("literal['auto']", "constrained-float")."""
-    names = [str(name) for name in place if name not in (ONE_SOURCE, SOURCES)]
+    names = [
+        str(name) for above, name in zip(("", *place), place, strict=False)
+        if above != "train" or name not in (ONE_SOURCE, SOURCES)
+    ]  # fmt: skip
     key: list[str] = []
     while names:
         key.append(name := names.pop(0))
@@ -169,8 +172,8 @@ def _nearest(
     """The keys that may be meant by one that there is not: those of that name elsewhere, or else the one that is spelt
     nearly so, a required one that is missing before all others."""
     paths = list(_paths(model))
-    key = _without_places(key)
-    key = (*key[:-1], ELSEWHERE.get(key[-1], key[-1]))
+    *above, last = key  # the last name is a key, whatever it looks like
+    key = (*_without_places(above), ELSEWHERE.get(last, last))
     if key in paths:
         return [key]
     if (nested := tuple(".".join(key).split("."))) in paths:

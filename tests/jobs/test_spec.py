@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from jobs.data_names import DATA_SUFFIXES, HubData, data_format, hub_data
 from jobs.errors import UserError
@@ -494,3 +496,21 @@ def test_early_stopping_is_off_or_on_or_spelled_out() -> None:
     assert parsed(True) == EarlyStoppingSpec() and parsed({"patience": 9}) == EarlyStoppingSpec(patience=9)
     with pytest.raises(UserError, match="there is nothing to go by"):
         parse_spec({"data": {"train": "rows.jsonl", "validation": 0.0}, "training": {"early_stopping": True}})
+
+
+_NAMES = st.sampled_from(["", "0", "1", "17", "data", "train", "training", "model"]) | st.text(max_size=20)
+_ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NAMES, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.given(st.dictionaries(_NAMES, _ANY, max_size=4))
+@hypothesis.example({"data": {"train": "rows.jsonl"}, "1": 2})  # was an IndexError
+@hypothesis.example({"": {"": {"": 0}}, "0": [], "9" * 5000: {}})
+def test_whatever_the_keys_are_a_wrong_job_is_refused_by_name(body: dict[str, Any]) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_spec({"unknown": None, **body})
+    assert "unknown key" in str(refused.value)
