@@ -25,7 +25,7 @@ SIMULATED_GPU_VENV := .venv-simulated-gpu
 ENGINES := kubeflow==0.5.0 kubeflow_trainer_api==2.3.0 skypilot==0.14.1
 ENGINES_VENV ?= .venv-engines
 
-.PHONY: help setup demo test test-long test-docker simulated-gpu test-simulated-gpu engines test-engines check openapi bench up logs down env box revoke-box lock
+.PHONY: help setup demo test test-long test-docker test-docker-core simulated-gpu test-simulated-gpu engines test-engines check openapi bench up logs down env box revoke-box lock
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -56,6 +56,9 @@ test-long: setup ## run the tests that train whole jobs on several boxes, engine
 
 test-docker: setup ## build the containers, run jobs in them, stop them half-way (needs a Docker engine; minutes)
 	$(BIN)/python -m pytest -m docker tests/docker $(PYTEST_ARGS)
+
+test-docker-core: setup ## of these only the start: build, up, one job, stop, up, down (needs a Docker engine)
+	$(BIN)/python -m pytest -m docker tests/docker/test_core.py $(PYTEST_ARGS)
 
 simulated-gpu: ## create .venv-simulated-gpu: torch's CUDA build and a GPU that computes nothing (5.5 GB of disk; minutes)
 	@[ -e $(SIMULATED_GPU) ] || { echo "make simulated-gpu: there is no $(SIMULATED_GPU)" >&2; exit 1; }

@@ -129,6 +129,19 @@ class Containers:
         """What `docker compose …` prints; .env says which files it reads."""
         return self.docker("compose", "-p", self.project, *words, check=check, timeout=timeout)
 
+    def up(self, *services: str) -> None:
+        """Start what does not run, and wait until it is healthy. `up --wait` would give up at the first container whose
+        health check a busy machine makes late.
+        """
+        self.compose("up", "-d", *services)
+        self.wait_for(lambda: self.healthy(*services) or None, "all containers to be healthy", 900)
+
+    def healthy(self, *services: str) -> bool:
+        """Whether these services, or all, have healthy containers."""
+        said = self.compose("ps", "--format", "{{.Service}} {{.Health}}", *services).splitlines()
+        wanted = services or self.compose("config", "--services").split()
+        return set(said) == {f"{service} healthy" for service in wanted}
+
     def inside(self, service: str, *command: str, check: bool = True, timeout: float = 120) -> str:
         """What a command prints in the running container of a service."""
         return self.compose("exec", "-T", service, *command, check=check, timeout=timeout)

@@ -95,7 +95,7 @@ def test_a_sweep_goes_on_after_down_and_up_and_everything_is_there(containers: C
     interrupted = containers.wait_for(first_trial, "ten steps of a trial", 300)
     containers.compose("down")
     assert [end.reason for end in facts_of(interrupted, AttemptEnded)] == ["interrupted"]
-    containers.compose("up", "-d", "--wait", "--wait-timeout", "120")
+    containers.up()
     assert [each["format"] for each in api.exports(finished.id) if each["status"] == "done"] == ["ctranslate2"]
     assert api.generate(finished.id, {"input": "Bread", "max_new_tokens": 4})["outputs"]
     found = containers.wait_for(

@@ -60,12 +60,12 @@ def limited(containers: Containers, service: str, mib: int) -> Iterator[None]:
     override.write_text(f"services: {{{service}: {{mem_limit: {mib}m, memswap_limit: {mib}m}}}}\n")
     try:
         containers.compose(
-            "-f", COMPOSE_FILE, "-f", override.name, "up", "-d", "--wait", "--wait-timeout", "120", service
+            "-f", COMPOSE_FILE, "-f", override.name, "up", "-d", "--wait", "--wait-timeout", "600", service
         )
         assert containers.container(service)["HostConfig"]["Memory"] == mib << 20
         yield
     finally:
-        containers.compose("up", "-d", "--wait", "--wait-timeout", "120", service)
+        containers.up(service)
 
 
 def worker_and_restarts(containers: Containers) -> tuple[str, int]:

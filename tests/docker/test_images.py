@@ -114,7 +114,7 @@ def test_what_a_script_wrote_into_redis_is_there_after_a_restart(containers: Con
     names = ("longhaul:one", "longhaul:other")
     asked("EVAL", "for _, key in ipairs(KEYS) do redis.call('SET', key, 'there') end", "2", *names)
     containers.compose("restart", "redis")
-    containers.compose("up", "-d", "--wait", "--wait-timeout", "300")
+    containers.up()
     assert asked("MGET", *names) == ["there", "there"]
     asked("DEL", *names)
 

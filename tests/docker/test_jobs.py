@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jobs.disk.rundir import RunDir
-from tests.docker.engine import Containers, example, few, steps_logged
+from tests.docker.engine import Containers, few, steps_logged
 from tests.facts import reasons
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
@@ -20,17 +20,6 @@ for process in pathlib.Path("/proc").glob("[0-9]*"):
     if command[1:4] == [b"-m", b"worker", sys.argv[1].encode()] and len(command) == 5:
         os.kill(int(process.name), signal.SIGKILL)
 """
-
-
-def test_a_job_posted_from_outside_runs_to_the_end(containers: Containers) -> None:
-    run = containers.submit(example())
-    containers.wait_for_status(run, "succeeded")
-    made = [run.path, run.model, *run.model.iterdir(), run.events_file]
-    assert {(path.stat().st_uid, path.stat().st_gid) for path in made} == {
-        (int(containers.settings["UID"]), int(containers.settings["GID"]))
-    }
-    assert {"config.json", "model.safetensors"} <= {path.name for path in run.model.iterdir()}
-    assert steps_logged(run) > 0
 
 
 def test_stop_half_way_leaves_a_checkpoint_and_up_finishes_the_job_before_the_next(containers: Containers) -> None:
@@ -48,7 +37,7 @@ def test_stop_half_way_leaves_a_checkpoint_and_up_finishes_the_job_before_the_ne
     assert run.record().status.value == "queued"
     [checkpoint] = run.checkpoints.glob("step-*")
     assert int(checkpoint.name.removeprefix("step-")) >= stopped_at > 0
-    containers.compose("up", "-d", "--wait", "--wait-timeout", "120")
+    containers.up()
     for job in (run, behind):
         containers.wait_for_status(job, "succeeded")
     assert len([event for event in run.events() if event.type == "model.loaded"]) == 2  # once per attempt
@@ -79,7 +68,7 @@ def test_without_a_gpu_no_job_is_taken_and_why_is_said(containers: Containers) -
         assert containers.container("worker")["State"]["Health"]["Status"] != "healthy"
     finally:
         containers.set(LONGHAUL_DEVICE="cpu")
-        containers.compose("up", "-d", "--wait", "worker")
+        containers.up("worker")
     containers.wait_for_status(run, "succeeded")
 
 
