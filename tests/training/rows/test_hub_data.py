@@ -15,15 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.data_names import HubData, hub_data
-from jobs.disk.rundir import RunDir
 from jobs.errors import DiskFull, Rejected, StageError
 from tests.training.hub_server import COMMIT, Hub, at, running_hub
-from tests.training.workplace import Workplace, pairs
+from tests.training.workplace import Workplace, dataset_of, pairs, rejected
 from worker.training import store
-from worker.training.dataset.data import PreparedDataset
+from worker.training.dataset import inspection
 from worker.training.hub_calls import HubRequest
-from worker.training.journal import Journal
-from worker.training.prepare import prepare
 from worker.training.rows import hub_data as hub_data_module
 from worker.training.rows import origin
 from worker.training.rows.hub_splits import Listing, files_of_split
@@ -33,7 +30,7 @@ NAME = "cooks/recipes"
 
 @pytest.fixture
 def workplace(tmp_path: Path) -> Workplace:
-    return Workplace(tmp_path, offline=False)
+    return Workplace(tmp_path, offline=False, planned=False)
 
 
 @pytest.fixture
@@ -76,11 +73,6 @@ def refusal(workplace: Workplace, train: str = NAME, **parts: Any) -> StageError
     return caught.value
 
 
-def prepare_only(workplace: Workplace, run: RunDir) -> dict[str, Any]:
-    """The second stage by itself."""
-    return prepare(run, workplace.settings, Journal(run.attempt_file("prepare"))).model_dump()
-
-
 # -- the stages ------------------------------------------------------------------------------------------------------
 
 
@@ -95,7 +87,7 @@ def test_a_data_set_is_checked_and_prepared_at_one_commit(workplace: Workplace, 
     assert (plan.validation, plan.validation_revision) == (f"{NAME}:validation", COMMIT)
     assert hub.fetched == []
     hub.asked.clear()
-    data = prepare_only(workplace, run)["data"]
+    data = workplace.prepare_only(run)["data"]
     assert (data["train_rows"], data["validation_rows"]) == (60, 20)
     assert sorted(hub.fetched) == [
         "data/train-00000-of-00002.parquet",
@@ -105,11 +97,10 @@ def test_a_data_set_is_checked_and_prepared_at_one_commit(workplace: Workplace, 
     assert all(COMMIT in path for path in hub.asked)
     plan = run.plan().data
     assert (plan.train_revision, plan.validation_revision, plan.complete) == (COMMIT, COMMIT, True)
-    folder = Path(plan.prepared or "")
-    assert len(PreparedDataset.open(folder).train) == 60
-    (rejected,) = [json.loads(line) for line in (folder / "rejected.jsonl").read_text().splitlines()]
-    assert rejected["file"] == f"{NAME}/data/train-00001-of-00002.parquet"
-    assert (rejected["line"], rejected["reason"]) == (21, "empty target")
+    assert len(dataset_of(run).train) == 60
+    (entry,) = rejected(run)
+    assert entry["file"] == f"{NAME}/data/train-00001-of-00002.parquet"
+    assert (entry["line"], entry["reason"]) == (21, "empty target")
 
 
 def test_what_was_fetched_needs_no_hub(workplace: Workplace, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,19 +121,23 @@ def test_what_was_fetched_needs_no_hub(workplace: Workplace, hub: Hub, monkeypat
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.csv", "train.jsonl.gz", "train.parquet"])
-def test_check_reads_no_more_than_the_first_rows(workplace: Workplace, hub: Hub, name: str) -> None:
-    rows = [{"input": f"{n} " + "x" * 150, "target": f"{n * n}" + "y" * 150} for n in range(60_000)]
+def test_check_reads_no_more_than_the_first_rows(
+    workplace: Workplace, hub: Hub, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection, "ROWS", 4_000)
+    monkeypatch.setattr(hub_data_module, "_PIECE", 1 << 18)
+    rows = [{"input": f"{n} " + "x" * 150, "target": f"{n * n}" + "y" * 150} for n in range(24_000)]
     contents = {
         "train.jsonl": lambda: lines(rows),
         "train.jsonl.gz": lambda: gzip.compress(lines(rows), 0),
         "train.csv": lambda: b"input,target\n" + b"".join(f"{r['input']},{r['target']}\n".encode() for r in rows),
-        "train.parquet": lambda: parquet(rows, compression=None, use_dictionary=False, row_group_size=20_000),
+        "train.parquet": lambda: parquet(rows, compression=None, use_dictionary=False, row_group_size=8_000),
     }
     content = contents[name]()
     put(hub, name, content)
     result = workplace.check(workplace.job(NAME))["plan"]
-    assert result["rows_looked_at"] == 10_000
-    assert result["rows_estimated"] == pytest.approx(60_000, rel=0.2)
+    assert result["rows_looked_at"] == 4_000
+    assert result["rows_estimated"] == pytest.approx(24_000, rel=0.2)
     assert hub.fetched == []
     assert 0 < sum(size for _, size in hub.parts) < len(content) / 2
 
@@ -204,7 +199,7 @@ def test_data_that_does_not_fit_is_not_fetched(workplace: Workplace, hub: Hub, m
     workplace.check(run)
     monkeypatch.setattr(store, "free_bytes", lambda folder: 1 << 20)
     with pytest.raises(DiskFull, match=NAME) as caught:
-        prepare_only(workplace, run)
+        workplace.prepare_only(run)
     assert "LONGHAUL_PREPARED" in str(caught.value.hint)
     assert hub.fetched == []
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jobs.errors import BadData, Rejected, StageError
-from tests.training.workplace import Workplace
+from tests.training.workplace import Workplace, pairs
 from worker.training.rows.origin import find_head
 from worker.training.settings import TrainerSettings, from_environment
 
@@ -77,16 +77,15 @@ def test_what_is_no_file_of_rows_is_said(settings: TrainerSettings, make: object
     assert caught.value.detail_code == code
 
 
-def test_content_decides_what_is_prepared_not_where_it_came_from(tmp_path: Path) -> None:
-    place = Workplace(tmp_path)
-    place.settings = replace(place.settings, uploads=tmp_path / "uploads")
-    rows = place.rows("rows.jsonl", [{"input": f"dish {number}", "target": f"cook {number}"} for number in range(50)])
-    uploaded = tmp_path / "uploads" / "other.jsonl"
+def test_content_decides_what_is_prepared_not_where_it_came_from(workplace: Workplace) -> None:
+    workplace.settings = replace(workplace.settings, uploads=workplace.root / "uploads")
+    rows = workplace.rows("rows.jsonl", pairs(50))
+    uploaded = workplace.root / "uploads" / "other.jsonl"
     uploaded.mkdir(parents=True)
     shutil.copy(rows, uploaded / "other.jsonl")
-    runs = [place.job(train) for train in ("rows.jsonl", "dataset:other.jsonl")]
+    runs = [workplace.job(train) for train in ("rows.jsonl", "dataset:other.jsonl")]
     for run in runs:
-        place.prepare(run)
+        workplace.prepare(run)
     first, second = (run.plan().data for run in runs)
     assert first.prepared == second.prepared
     assert second.train == str(uploaded / "other.jsonl")
