@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
@@ -16,6 +16,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from service.edge.limits import SIGN_IN, STATIC
 from service.errors import wants_page
+from service.main import create_app
+from service.settings import ServiceSettings
 
 ITEMS = 20
 """Items of a list that are looked at: they are all made by the same lines."""
@@ -36,11 +38,62 @@ class ContractAnswer:
     complete: bool = False
 
 
+class Document:
+    """The OpenAPI document of an application, and what it says of paths, answers and schemas."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.document = document
+        # The path of a file is the one parameter that may hold a slash.
+        self._paths = [
+            (re.compile(re.sub(r"\\{(\w+)\\}", _parameter, re.escape(path)), re.DOTALL), path)
+            for path in sorted(document["paths"], key=lambda path: path.count("{"))
+        ]
+        self._registry: Registry[Any] = Registry().with_resource("urn:api", DRAFT202012.create_resource(document))
+
+    def operation(self, path: str, method: str) -> tuple[str, str]:
+        """Path of the document ('' where it has none) and method, HEAD being a GET."""
+        method = "GET" if method == "HEAD" else method
+        for pattern, template in self._paths:
+            if pattern.fullmatch(path):
+                return (template if method.lower() in self.document["paths"][template] else ""), method
+        return "", method
+
+    def response(self, path: str, method: str, status: int) -> dict[str, Any] | None:
+        """What is documented of it; None: nothing."""
+        described: dict[str, Any] | None = self.document["paths"][path][method.lower()]["responses"].get(str(status))
+        if described and "$ref" in described:
+            described = self.document["components"]["responses"][described["$ref"].rpartition("/")[2]]
+        return described
+
+    def header(self, described: dict[str, Any]) -> dict[str, Any]:
+        """What a header is, where it is only named, too."""
+        name = described.get("$ref", "").rpartition("/")[2]
+        header: dict[str, Any] = self.document["components"]["headers"][name] if name else described
+        return header
+
+    def invalid(self, schema: dict[str, Any], body: Any) -> list[str]:
+        """What of this body is not as its schema says; of a long list only the first items are looked at."""
+        if isinstance(body, dict) and isinstance(body.get("data"), list):
+            body = body | {"data": body["data"][:ITEMS]}
+        return [f"{error.json_path}: {error.message[:300]}" for error in self.validator(schema).iter_errors(body)]
+
+    def validator(self, schema: dict[str, Any]) -> Draft202012Validator:
+        """For a schema of the document."""
+        return Draft202012Validator(_absolute(schema), registry=self._registry)
+
+
+@cache
+def document_of_the_service() -> Document:
+    """Made once a process: no setting changes it, and it takes longer than most tests."""
+    return Document(create_app(ServiceSettings()).openapi())
+
+
 class Contract:
     """ASGI middleware around the whole application: remembers answers; `broken` says which are not as documented."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: FastAPI, document: Document) -> None:
         self._app = app
+        self._document = document
         self.seen: dict[tuple[str, str, int], list[ContractAnswer]] = {}
         """By path of the document ('' where it has none), method and status."""
 
@@ -56,7 +109,7 @@ class Contract:
             if message["type"] == "http.response.start":
                 headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
                 answer = ContractAnswer(message["status"], headers)
-                key = (*self._operation(scope["path"], scope["method"]), answer.status)
+                key = (*self._document.operation(scope["path"], scope["method"]), answer.status)
                 known = self.seen.setdefault(key, [])
                 if len(known) < OF_EACH:
                     known.append(answer)
@@ -66,26 +119,6 @@ class Contract:
             await send(message)
 
         await self._app(scope, receive, remember if scope["type"] == "http" else send)
-
-    @cached_property
-    def document(self) -> dict[str, Any]:
-        """What it says of itself."""
-        return self._app.openapi()
-
-    @cached_property
-    def _paths(self) -> list[tuple[re.Pattern[str], str]]:
-        # The path of a file is the one parameter that may hold a slash.
-        return [
-            (re.compile(re.sub(r"\\{(\w+)\\}", _parameter, re.escape(path)), re.DOTALL), path)
-            for path in sorted(self.document["paths"], key=lambda path: path.count("{"))
-        ]
-
-    def _operation(self, path: str, method: str) -> tuple[str, str]:
-        method = "GET" if method == "HEAD" else method
-        for pattern, template in self._paths:
-            if pattern.fullmatch(path):
-                return (template if method.lower() in self.document["paths"][template] else ""), method
-        return "", method
 
     def broken(self) -> list[str]:
         """A line for each answer that is not as documented."""
@@ -100,13 +133,13 @@ class Contract:
             if answer.status not in _NOWHERE and not (method == "GET" and answer.status == 200):  # the document itself
                 return [f"{name}: not what is said to requests that no operation takes"]
             return []
-        documented = self.response(path, method, answer.status)
+        documented = self._document.response(path, method, answer.status)
         if documented is None:
             return [f"{name}: undocumented status"]
         wrong = [
             f"{name}: no header {header}"
             for header, described in documented["headers"].items()
-            if self._resolved(described).get("required") and header.lower() not in answer.headers
+            if self._document.header(described).get("required") and header.lower() not in answer.headers
         ]
         content = documented.get("content", {})
         kind = answer.headers.get("content-type", "").partition(";")[0]
@@ -116,36 +149,10 @@ class Contract:
             kind == "application/json" and kind in content and answer.complete and answer.body
         ):  # else: a file, or a part
             body = json.loads(answer.body)
-            wrong += [f"{name}: {each}" for each in self._invalid(content[kind]["schema"], body)]
+            wrong += [f"{name}: {each}" for each in self._document.invalid(content[kind]["schema"], body)]
             if answer.status >= 400 and not wrong and (code := body["error"]["code"]) not in content[kind]["examples"]:
                 wrong.append(f"{name}: undocumented code {code}")
         return wrong
-
-    def response(self, path: str, method: str, status: int) -> dict[str, Any] | None:
-        """What is documented of it; None: nothing."""
-        described: dict[str, Any] | None = self.document["paths"][path][method.lower()]["responses"].get(str(status))
-        if described and "$ref" in described:
-            described = self.document["components"]["responses"][described["$ref"].rpartition("/")[2]]
-        return described
-
-    def _resolved(self, described: dict[str, Any]) -> dict[str, Any]:
-        name = described.get("$ref", "").rpartition("/")[2]
-        header: dict[str, Any] = self.document["components"]["headers"][name] if name else described
-        return header
-
-    def _invalid(self, schema: dict[str, Any], body: Any) -> list[str]:
-        if isinstance(body, dict) and isinstance(body.get("data"), list):
-            body = body | {"data": body["data"][:ITEMS]}
-        return [f"{error.json_path}: {error.message[:300]}" for error in self.validator(schema).iter_errors(body)]
-
-    def validator(self, schema: dict[str, Any]) -> Draft202012Validator:
-        """For a schema of the document."""
-        return Draft202012Validator(_absolute(schema), registry=self._registry)
-
-    @cached_property
-    def _registry(self) -> Registry[Any]:
-        registry: Registry[Any] = Registry().with_resource("urn:api", DRAFT202012.create_resource(self.document))
-        return registry
 
 
 def _parameter(match: re.Match[str]) -> str:

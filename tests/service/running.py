@@ -21,7 +21,7 @@ from service.edge.connections import LIMITS
 from service.main import create_app
 from service.settings import ServiceSettings
 from tests.redis_server import free_port
-from tests.service.contract import Contract
+from tests.service.contract import Contract, document_of_the_service
 
 TINY: dict[str, Any] = {"name": "tiny", "model": "builtin:t5-tiny", "data": {"train": "rows.jsonl"}}
 
@@ -90,7 +90,7 @@ def running(
         keep_alive_s=keep_alive_s,
         max_streams=max_streams,
     )
-    contract = Contract(create_app(settings))
+    contract = Contract(create_app(settings), document_of_the_service())
     server = uvicorn.Server(uvicorn.Config(contract, port=settings.port, **(LIMITS | {"timeout_graceful_shutdown": 1})))
     thread = threading.Thread(target=server.run, name="service")
     thread.start()

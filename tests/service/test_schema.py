@@ -15,14 +15,12 @@ from jobs.events import EVENT_TYPES
 from jobs.metrics import MetricRow
 from jobs.spec import JobSpec
 from service.docs import reference, schema
-from service.main import create_app
-from service.settings import ServiceSettings
-from tests.service.contract import Contract
+from tests.service.contract import Document, document_of_the_service
 
 
-@pytest.fixture(scope="module")
-def contract() -> Contract:
-    return Contract(create_app(ServiceSettings()))
+@pytest.fixture
+def contract() -> Document:
+    return document_of_the_service()
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -82,7 +80,7 @@ def keys(part: type[BaseModel], prefix: str = "") -> list[str]:
     return found
 
 
-def test_every_operation_says_what_it_is(contract: Contract) -> None:
+def test_every_operation_says_what_it_is(contract: Document) -> None:
     for name, operation in operations(contract.document):
         assert operation["tags"][0] in {tag["name"] for tag in contract.document["tags"]}, name
         assert operation["description"], name
@@ -92,7 +90,7 @@ def test_every_operation_says_what_it_is(contract: Contract) -> None:
             assert operation["requestBody"]["description"], name
 
 
-def test_every_field_of_an_answer_is_described(contract: Contract) -> None:
+def test_every_field_of_an_answer_is_described(contract: Document) -> None:
     silent = [
         f"{name}.{key}"
         for name, described in contract.document["components"]["schemas"].items()
@@ -102,13 +100,13 @@ def test_every_field_of_an_answer_is_described(contract: Contract) -> None:
     assert silent == []
 
 
-def _named(contract: Contract, property: dict[str, Any]) -> bool:
+def _named(contract: Document, property: dict[str, Any]) -> bool:
     """Whether it says what it is by the schema that it refers to, alone or as list."""
     refers = property.get("$ref") or property.get("items", {}).get("$ref", "")
     return bool(refers)
 
 
-def test_every_error_has_the_one_shape_and_an_example(contract: Contract) -> None:
+def test_every_error_has_the_one_shape_and_an_example(contract: Document) -> None:
     for name, operation in operations(contract.document):
         method, path = name.split()
         for status in operation["responses"]:
@@ -122,7 +120,7 @@ def test_every_error_has_the_one_shape_and_an_example(contract: Contract) -> Non
                 contract.validator(content["schema"]).validate(example["value"])
 
 
-def test_examples_fit_their_schemas(contract: Contract) -> None:
+def test_examples_fit_their_schemas(contract: Document) -> None:
     for name, described in contract.document["components"]["schemas"].items():
         for example in described.get("examples", []):
             contract.validator({"$ref": f"#/components/schemas/{name}"}).validate(example)
