@@ -1,4 +1,4 @@
-"""`python -m worker check prepare`: several workers in one container. Needs no Docker."""
+"""`python -m worker generate push`: several workers in one container. Needs no Docker."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ from pathlib import Path
 from jobs.process.lifeline import tied_to_parent
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
+from tests.processes import alive
+
+ROLES = ("generate", "push")
+"""The two that start quickest: what is said here is the same for all."""
 
 
 @contextmanager
@@ -27,31 +31,20 @@ def workers(redis_url: str, runs: Path) -> Iterator[tuple[subprocess.Popen[bytes
         here = f"-{platform.node()}-"  # a name is stage, host, pid, and perhaps more
         return {each.stage: int(each.name.split(here)[1].split("-")[0]) for each in store.workers.all()}
 
-    with subprocess.Popen(
-        tied_to_parent(sys.executable, "-m", "worker", "check", "prepare"), env=environment
-    ) as parent:
+    with subprocess.Popen(tied_to_parent(sys.executable, "-m", "worker", *ROLES), env=environment) as parent:
         try:
-            wait_for(lambda: set(children()) == {"check", "prepare"})
+            wait_for(lambda: set(children()) == set(ROLES))
             yield parent, children(), environment
         finally:
             parent.kill()
 
 
-def wait_for(look: Callable[[], bool], timeout: float = 20) -> None:
+def wait_for(look: Callable[[], bool]) -> None:
     """Look until it is so."""
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + 300
     while not look():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def is_gone(pid: int) -> bool:
-    """Whether no process has this number any more."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
 
 
 def healthy(environment: dict[str, str], *roles: str) -> tuple[int, str]:
@@ -63,27 +56,27 @@ def healthy(environment: dict[str, str], *roles: str) -> tuple[int, str]:
 
 def test_sigterm_ends_all_in_good_order(redis_url: str, tmp_path: Path) -> None:
     with workers(redis_url, tmp_path) as (parent, pids, environment):
-        assert healthy(environment, "check", "prepare") == (0, "")
-        assert healthy(environment, "check", "train") == (1, "train: no heartbeat in the last minute")
+        assert healthy(environment, *ROLES) == (0, "")
+        assert healthy(environment, "push", "train") == (1, "train: no heartbeat in the last minute")
         parent.send_signal(signal.SIGTERM)
-        assert parent.wait(20) == 0
-        assert all(map(is_gone, pids.values()))
+        assert parent.wait(300) == 0
+        assert not any(map(alive, pids.values()))
         assert Store(connect(redis_url)).workers.all() == []  # both signed off
 
 
 def test_when_one_ends_by_itself_all_end_and_the_exit_code_says_so(redis_url: str, tmp_path: Path) -> None:
     with workers(redis_url, tmp_path) as (parent, pids, _):
-        os.kill(pids["check"], signal.SIGKILL)
-        assert parent.wait(20) == 1
-        assert is_gone(pids["prepare"])
+        os.kill(pids["push"], signal.SIGKILL)
+        assert parent.wait(300) == 1
+        assert not alive(pids["generate"])
 
 
 def test_when_the_parent_is_killed_nobody_is_left(redis_url: str, tmp_path: Path) -> None:
     with workers(redis_url, tmp_path) as (parent, pids, _):
         parent.kill()
-        wait_for(lambda: all(map(is_gone, pids.values())))
+        wait_for(lambda: not any(map(alive, pids.values())))
 
 
-def test_the_health_check_says_when_redis_is_away(redis_url: str) -> None:
+def test_the_health_check_says_when_redis_is_away() -> None:
     code, said = healthy(os.environ | {"LONGHAUL_REDIS_URL": "redis://127.0.0.1:1/0"}, "train")
     assert code == 1 and said.startswith("no heartbeat can be read")
