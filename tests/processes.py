@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import platform
 import select
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 from jobs.attempt import Finished, Heartbeat
 from jobs.disk.rundir import RunDir
+from jobs.events import AttemptStarted
+from jobs.state import Status
 from jobs.text.units import format_duration
-from tests.stack import Stack
+from tests.facts import facts_of
+from tests.stack import SLOWEST, Stack
 
 LOOK_S = 0.002
+FROZEN_WITHIN_S = 90.0
 Moment = Callable[[RunDir], bool]
+
+
+class Logs(Protocol):
+    """A stack, or a `longhaul local`."""
+
+    def logs(self) -> str:
+        """What its processes said last."""
 
 
 def pids() -> Iterator[int]:
@@ -38,16 +52,30 @@ def trainers(run: RunDir) -> list[int]:
 
 
 def of_stack(stack: Stack) -> list[int]:
-    """Every process that was started with this stack's folder of runs, whoever started it; not Redis."""
+    """Every process that was started with this stack's folder of runs, or has its log there; not Redis."""
     mark = b"LONGHAUL_RUNS=" + os.fsencode(stack.runs)
     found = []
     for pid in pids():
         try:
-            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if mark in environment or Path(f"/proc/{pid}/fd/1").readlink().is_relative_to(stack.runs):
                 found.append(pid)
         except OSError:
             continue
     return found
+
+
+def worker_of(run: RunDir) -> int:
+    """Pid of the worker that has the newest attempt: its name is stage, host, pid, and perhaps more."""
+    [*_, started] = facts_of(run, AttemptStarted)
+    return int(started.worker.split(f"-{platform.node()}-")[1].split("-")[0])
+
+
+def horse_of(worker: int) -> int:
+    """Pid of a worker's process that is at work on a job. It is a fork of the worker."""
+    ours = Path(f"/proc/{worker}/cmdline").read_bytes()
+    [horse] = [pid for pid in children(worker) if Path(f"/proc/{pid}/cmdline").read_bytes() == ours]
+    return horse
 
 
 def parent_of(pid: int) -> int:
@@ -71,20 +99,56 @@ def end_within(seconds: float, victims: Iterable[int], kill: Callable[[], object
             os.close(handle)
 
 
-def freeze(stack: Stack, run: RunDir, moment: Moment) -> int:
-    """SIGSTOP the process at work on a run at such a moment (which is still so, once it stands). Returns its pid."""
-    deadline = time.monotonic() + 90
+def freeze(stack: Logs, run: RunDir, moment: Moment) -> int:
+    """SIGSTOP the process at work on a run at such a moment (which is still so, once it stands). Returns its pid.
+
+    It runs for an instant at a time until then: were it let go, the moment could be over before the looker has a CPU.
+    """
+    deadline = time.monotonic() + SLOWEST * FROZEN_WITHIN_S
     while True:
-        assert time.monotonic() < deadline, f"the moment did not come\n{stack.logs()}"
-        if moment(run):
-            for pid in trainers(run):
-                os.kill(pid, signal.SIGSTOP)
-                while not _stands(pid):
-                    time.sleep(LOOK_S)
+        for pid in trainers(run):
+            while stand_still(pid):
                 if moment(run):
                     return pid
-                os.kill(pid, signal.SIGCONT)
+                thaw(pid)
+                assert time.monotonic() < deadline, f"the moment did not come\n{stack.logs()}"
+                time.sleep(LOOK_S)
+        assert time.monotonic() < deadline, f"nobody is at work on {run.id}\n{stack.logs()}"
         time.sleep(LOOK_S)
+
+
+def stand_still(pid: int) -> bool:
+    """SIGSTOP, and wait until it has come to that. False: it has ended."""
+    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+        os.kill(pid, signal.SIGSTOP)
+        while not (states := _states(pid)) <= {"T", "t"}:
+            if states & {"Z", "X"}:
+                return False
+            time.sleep(LOOK_S / 4)
+        return True
+    return False
+
+
+def stopped_at(stack: Stack, run: RunDir, moment: Moment, worker: str = "train") -> None:
+    """SIGTERM to the worker at such a moment of its trainer, which then hears of it; wait for the worker's end."""
+    trainer = freeze(stack, run, moment)
+    process = stack.processes.pop(worker)
+    process.send_signal(signal.SIGTERM)
+    _continued_once_asked(stack, trainer)
+    assert process.wait(SLOWEST * FROZEN_WITHIN_S) == 0
+
+
+def asked_at(stack: Stack, run: RunDir, verb: str, moment: Moment) -> None:
+    """POST `cancel` or `pause` at such a moment of the job's trainer, which then hears of it; wait until it rests."""
+    trainer = freeze(stack, run, moment)
+    assert stack.post(run, verb).json()["requested"] == verb
+    _continued_once_asked(stack, trainer)
+    stack.wait_for(lambda: run.record().status in (Status.PAUSED, Status.CANCELLED) or None, f"the {verb} of {run.id}")
+
+
+def _continued_once_asked(stack: Stack, trainer: int) -> None:
+    stack.wait_for(lambda: signalled(trainer, signal.SIGTERM) or None, "the request to reach the trainer")
+    thaw(trainer)
 
 
 def thaw(pid: int) -> None:
@@ -92,10 +156,10 @@ def thaw(pid: int) -> None:
     os.kill(pid, signal.SIGCONT)
 
 
-def _stands(pid: int) -> bool:
-    states = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
-    assert "Z" not in states, f"process {pid} has ended"
-    return set(states) <= {"T", "t"}
+def _states(pid: int) -> set[str]:
+    """Of its threads."""
+    stats = Path(f"/proc/{pid}/task").glob("*/stat")
+    return {stat.read_text().rpartition(")")[2].split()[0] for stat in stats} or {"X"}
 
 
 def signalled(pid: int, number: signal.Signals) -> bool:
@@ -110,7 +174,7 @@ def signalled(pid: int, number: signal.Signals) -> bool:
 
 def loading(run: RunDir) -> bool:
     """The attempt has announced itself; its model is not there yet."""
-    return phase(run) == "load" and "model.loaded" not in _said(run)
+    return phase(run) == "load" and "model.loaded" not in said(run, run.record().attempt)
 
 
 def stepping(first: int, last: int) -> Moment:
@@ -133,6 +197,11 @@ def evaluating(step: int) -> Moment:
     return moment
 
 
+def resumable(run: RunDir) -> bool:
+    """It has a checkpoint, and makes steps."""
+    return bool(run.exists() and run.record().progress_step) and phase(run) == "step"
+
+
 def saving(step: int) -> Moment:
     """In the middle of writing the checkpoint of that step."""
 
@@ -150,10 +219,9 @@ def phase(run: RunDir) -> str | None:
     return next((line.phase for line in reversed(lines) if isinstance(line, Heartbeat)), None)
 
 
-def _said(run: RunDir) -> set[str]:
-    """Types of the facts of the newest attempt."""
-    lines = run.attempt_lines(run.record().attempt)
-    return {line.fact.type for line in lines if not isinstance(line, Heartbeat | Finished)}
+def said(run: RunDir, attempt: int) -> set[str]:
+    """Types of the facts of an attempt."""
+    return {line.fact.type for line in run.attempt_lines(attempt) if not isinstance(line, Heartbeat | Finished)}
 
 
 def highest_memory(stack: Stack) -> int:

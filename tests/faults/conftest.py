@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 import threading
@@ -17,7 +16,7 @@ import pytest
 import requests
 
 from jobs.attempt import Finished
-from jobs.disk.rundir import RunDir, create, list_runs
+from jobs.disk.rundir import RunDir, create
 from jobs.events import EvaluationFinished, Event, JobQueued, JobSubmitted
 from jobs.metrics import MetricRow
 from jobs.redis.connection import connect
@@ -25,17 +24,15 @@ from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
 from jobs.spec import parse_spec
 from jobs.state import Stage
-from tests.conftest import ROWS
 from tests.facts import facts_of
 from tests.metric_rows import read_lines
-from tests.processes import thaw, trainers
-from tests.stack import ROLES, Stack, tiny_job
+from tests.processes import trainers
+from tests.shared_stack import mended, shared_stack, succeeds
+from tests.stack import Stack, tiny_job
 from tests.summaries import checked, prepared
 
 MakeJob = Callable[..., RunDir]
 STEPS = 16
-AGAIN_S = 90.0
-"""Within which a job must run again once its worker is back."""
 _HOLDS = re.compile(r"^(\S+ \S+) INFO process (\d+) holds the lock of job", re.MULTILINE)
 
 
@@ -70,28 +67,14 @@ def losses(run: RunDir) -> dict[int, float]:
 
 @pytest.fixture(scope="package")
 def _shared_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    home = tmp_path_factory.mktemp("faults")
-    lines = ROWS.read_text().splitlines(keepends=True)
-    (home / "rows.jsonl").write_text("".join(lines[:64]))
-    (home / "held_out.jsonl").write_text("".join(lines[64:76]))
-    unseen = [{**json.loads(line), "directions": [f"QXZ #{number} ZX%"]} for number, line in enumerate(lines[64:72])]
-    (home / "unseen.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in unseen))
-    with Stack(home / "home", data=home) as stack:
+    with shared_stack(tmp_path_factory.mktemp("faults")) as stack:
         yield stack
 
 
 @pytest.fixture
 def stack(_shared_stack: Stack) -> Stack:
-    """Redis and every role, running, and no job: what the test before has killed, or left when it failed, is mended."""
-    _shared_stack.redis.start_if_gone()
-    _shared_stack.start_if_gone(*ROLES)
-    for run in list_runs(_shared_stack.runs) if _shared_stack.runs.exists() else []:
-        if not run.record().status.terminal:
-            for pid in trainers(run):
-                thaw(pid)
-            _shared_stack.post(run, "cancel")
-            _shared_stack.wait_for_event(run, "job.cancelled", "job.succeeded", "job.failed")
-    return _shared_stack
+    """Redis and every role, running, and no job."""
+    return mended(_shared_stack)
 
 
 @pytest.fixture(scope="package")
@@ -104,7 +87,7 @@ def undisturbed(stack: Stack, _references: dict[str, Undisturbed]) -> Undisturbe
     """What `small_job` comes to when nothing happens to it."""
     if not _references:
         run = stack.submit(small_job())
-        assert stack.wait_for_event(run, "job.succeeded", "job.failed").type == "job.succeeded"
+        succeeds(stack, run)
         _references["small"] = Undisturbed.of(run)
     return _references["small"]
 
@@ -131,12 +114,11 @@ def queued(stack: Stack, undisturbed: Undisturbed) -> MakeJob:
 
 def assert_as_if_nothing_had_happened(stack: Stack, run: RunDir, undisturbed: Undisturbed) -> None:
     """The run succeeds with the weights and losses of the undisturbed one; nothing is missing, no number is twice."""
-    ended = stack.wait_for_event(run, "job.succeeded", "job.failed", timeout=120)
-    assert ended.type == "job.succeeded", stack.logs()
-    assert [event.number for event in run.events()] == list(range(1, ended.number + 1))
+    succeeds(stack, run)
+    assert [event.number for event in run.events()] == list(range(1, run.record().number + 1))
     assert series(run) == undisturbed.series and losses(run) == undisturbed.losses
     assert (run.model / "model.safetensors").read_bytes() == undisturbed.weights
-    stack.wait_for(lambda: not trainers(run) or None, "the trainer's end", 5)
+    stack.wait_for(lambda: not trainers(run) or None, "the trainer's end")
     assert_lock_never_held_twice(run)
 
 
@@ -175,11 +157,11 @@ class LiveReader(threading.Thread):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.join(60)
+        self.join(300)
 
     def run(self) -> None:
         """Until the stream ends."""
-        asked = requests.get(self._url, headers={"Accept": "text/event-stream"}, stream=True, timeout=(5, 60))
+        asked = requests.get(self._url, headers={"Accept": "text/event-stream"}, stream=True, timeout=300)
         with asked as answer:
             for line in answer.iter_lines():
                 if line.startswith(b"id:"):
@@ -189,20 +171,20 @@ class LiveReader(threading.Thread):
 def assert_all_is_told(stack: Stack, run: RunDir, follower: LiveReader) -> None:
     """Redis has every event of a job that is over, and who followed it has heard each once and in order."""
     events, store = run.events(), Store(connect(stack.redis.url))
-    stack.wait_for(lambda: store.number(run.id) == len(events) or None, "the projection", 45)
+    stack.wait_for(lambda: store.number(run.id) == len(events) or None, "the projection")
     assert store.events(run.id) == events
     assert store.get(run.id).record == run.record()
-    follower.join(60)
+    follower.join(300)
     assert follower.numbers == [event.number for event in events]
 
 
-def runs_again(stack: Stack, run: RunDir, attempt: int, since: float, timeout: float = AGAIN_S) -> float:
-    """Wait for the model of that attempt to be loaded. Returns the seconds since then (Unix time)."""
+def runs_again(stack: Stack, run: RunDir, attempt: int) -> None:
+    """Wait for the model of that attempt to be loaded."""
 
     def look() -> Event | None:
         return next((e for e in run.events() if e.type == "model.loaded" and e.attempt == attempt), None)
 
-    return stack.wait_for(look, f"attempt {attempt} of {run.id} to run", timeout).at - since
+    stack.wait_for(look, f"attempt {attempt} of {run.id} to run")
 
 
 def finished(run: RunDir, attempt: int) -> bool:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from jobs.attempt import Heartbeat
 from jobs.disk.files import append_line
@@ -46,27 +43,18 @@ def waiting(runs: Path, store: Store, job: str) -> RunDir:
     return run
 
 
-@pytest.mark.parametrize(
-    "harm",
-    [
-        pytest.param(deleted),
-        pytest.param(garbage),
-        doubled,
-    ],
-)
-def test_a_waiting_job_that_cannot_be_read_does_not_block_those_behind_it(
-    tmp_path: Path, data: Path, harm: Callable[[RunDir], None]
-) -> None:
-    # Harmed: the head of the order of train, before a worker looks at it. Must hold: the next job's attempt starts.
-    with Stack(tmp_path / "home", data=data) as stack:
-        stack.runs.mkdir()
-        store = Store(connect(stack.redis.url))
-        head, behind = waiting(stack.runs, store, "job-a"), waiting(stack.runs, store, "job-b")
+def test_waiting_jobs_that_cannot_be_read_do_not_block_those_behind_them(stack: Stack) -> None:
+    # Harmed: the first of the order of train, before a worker looks at them. Must hold: the next job's attempt starts.
+    assert stack.stop("train") == 0
+    store = Store(connect(stack.redis.url))
+    *heads, behind = (waiting(stack.runs, store, f"job-{name}") for name in ("deleted", "garbage", "doubled", "whole"))
+    for harm, head in zip((deleted, garbage, doubled), heads, strict=True):
         harm(head)
-        for _ in range(3):
-            Tickets(connect(stack.redis.url)).add(Stage.TRAIN)
-        stack.start("train")
-        stack.wait_for_event(behind, "attempt.started", timeout=12)
+        Tickets(connect(stack.redis.url)).add(Stage.TRAIN)
+    stack.start("train")
+    stack.wait_for_event(behind, "attempt.started")
+    for head in heads:
+        shutil.rmtree(head.path, ignore_errors=True)
 
 
 def test_reconcile_passes_over_a_job_whose_events_do_not_add_up(redis_url: str, tmp_path: Path) -> None:

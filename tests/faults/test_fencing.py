@@ -14,7 +14,7 @@ from jobs.events import AttemptStarted
 from tests.boxes import forget_locks
 from tests.facts import reasons
 from tests.faults.conftest import MakeJob, Undisturbed, assert_as_if_nothing_had_happened, runs_again
-from tests.processes import Moment, descendants, end_within, evaluating, freeze, loading, saving, stepping, thaw
+from tests.processes import Moment, descendants, end_within, freeze, loading, saving, thaw
 from tests.stack import Stack
 
 
@@ -23,10 +23,7 @@ def delivering(run: RunDir) -> bool:
     return any(run.path.glob("tmp-model-*"))
 
 
-MOMENTS = {
-    "loading": loading, "stepping": stepping(5, 7), "saving": saving(12), "evaluating": evaluating(16),
-    "delivering": delivering,
-}  # fmt: skip
+MOMENTS = {"loading": loading, "saving": saving(12), "delivering": delivering}
 
 
 @pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS.keys())
@@ -38,18 +35,17 @@ def test_a_box_that_was_cut_off_writes_nothing_once_another_attempt_has_begun(
     run = queued()
     trainer = freeze(stack, run, moment)
     worker = stack.processes["train-2"] = stack.processes.pop("train")
-    frozen = [worker.pid, *descendants(worker.pid)]
-    assert trainer in frozen
+    frozen = {worker.pid, trainer, *descendants(worker.pid)}
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
     forget_locks(run)
     with redis.Redis.from_url(stack.redis.url) as client:
         client.zadd("longhaul:leases", {run.id: 0})
     stack.start("train")
-    runs_again(stack, run, 2, 0.0)
+    runs_again(stack, run, 2)
     said = run.attempt_file(1).read_bytes()
     # The trainer first: it has to end by itself, and not by its supervisor, which finds its lease with another.
-    end_within(60, [trainer], lambda: thaw(trainer))
+    end_within(300, [trainer], lambda: thaw(trainer))
     for pid in frozen:
         if pid != trainer:
             thaw(pid)

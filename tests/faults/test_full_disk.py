@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from jobs.disk.files import append_line
 from jobs.events import JobFailed
 from tests.disk_room import longest_file
 from tests.metric_rows import read_lines
+from tests.shared_stack import shared_stack, stop
 from tests.stack import Stack, tiny_job
 
 
@@ -29,87 +31,109 @@ def test_a_line_for_which_there_is_no_room_is_not_lost_in_silence(tmp_path: Path
     assert [row.step for row in read_lines(file, Heartbeat)] == [1, 3]
 
 
+@dataclass(frozen=True)
 class SmallDisk:
     """A tmpfs mounted at `folder`, and what fills it."""
 
-    def __init__(self, folder: Path) -> None:
-        self._filler = folder / ".filler"
+    folder: Path
+
+    def mount(self, *words: str) -> bool:
+        """Whether that could be done."""
+        command = ["mount", *words, os.fspath(self.folder)]
+        return os.geteuid() == 0 and subprocess.run(command, capture_output=True, check=False).returncode == 0
 
     def fill(self) -> None:
         """To the last byte."""
-        with open(self._filler, "ab", buffering=0) as file, contextlib.suppress(OSError):
+        with open(self.folder / ".filler", "ab", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 file.write(bytes(1 << 16))
 
     def free(self) -> None:
         """As before."""
-        self._filler.unlink()
+        self.mount("-o", "remount,rw")
+        (self.folder / ".filler").unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def _stack_and_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, SmallDisk]]:
+    home = tmp_path_factory.mktemp("full")
+    disk = SmallDisk(home / "home" / "runs")
+    disk.folder.mkdir(parents=True)
+    if not disk.mount("-t", "tmpfs", "-o", "size=64m", "tmpfs"):
+        pytest.skip("a small disk of its own needs root (mount)")
+    try:
+        with shared_stack(home) as stack:
+            yield stack, disk
+    finally:
+        subprocess.run(["umount", "-l", os.fspath(disk.folder)], check=True)
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    folder = tmp_path / "home" / "runs"
-    folder.mkdir(parents=True)
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", os.fspath(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("a small disk of its own needs root (mount)")
-    try:
-        yield SmallDisk(folder)
-    finally:
-        subprocess.run(["umount", "-l", os.fspath(folder)], check=True)
+def disk(_stack_and_disk: tuple[Stack, SmallDisk]) -> SmallDisk:
+    """With room."""
+    _stack_and_disk[1].free()
+    return _stack_and_disk[1]
 
 
-def test_a_post_to_a_full_disk_is_refused_and_can_be_repeated(tmp_path: Path, data: Path, disk: SmallDisk) -> None:
+@pytest.fixture
+def stack(_stack_and_disk: tuple[Stack, SmallDisk], disk: SmallDisk) -> Stack:
+    """Its runs are on the small disk; the service runs."""
+    _stack_and_disk[0].start_if_gone("service")
+    return _stack_and_disk[0]
+
+
+def ready(stack: Stack) -> tuple[int, str | None]:
+    """Status of GET /health/ready, and what it names."""
+    answer = requests.get(f"{stack.url}/health/ready", timeout=60)
+    return answer.status_code, answer.json().get("error", {}).get("param")
+
+
+def test_a_post_to_a_full_disk_is_refused_and_can_be_repeated(stack: Stack, disk: SmallDisk) -> None:
     # Must hold: 503 that names the disk, no half directory; the same Idempotency-Key makes the job once there is room.
-    with Stack(tmp_path / "home", data=data) as stack:
-        stack.start("service")
-        disk.fill()
-        key = {"Idempotency-Key": "full"}
-        answer = requests.post(f"{stack.url}/jobs", json=tiny_job(), headers=key, timeout=10)
-        ready = requests.get(f"{stack.url}/health/ready", timeout=10)
-        assert (ready.status_code, ready.json()["error"]["param"]) == (503, "runs"), "as POST answers"
-        assert not list(stack.runs.glob("*job-*"))
-        disk.free()
-        assert requests.get(f"{stack.url}/health/ready", timeout=10).status_code == 200
-        run = stack.submit(tiny_job(), **key)
-        assert [event.type for event in run.events()] == ["job.submitted"]
-        assert (answer.status_code, "disk" in answer.text or "space" in answer.text) == (503, True), answer.text
+    before = sorted(stack.runs.glob("*job-*"))
+    disk.fill()
+    key = {"Idempotency-Key": "full"}
+    answer = requests.post(f"{stack.url}/jobs", json=tiny_job(), headers=key, timeout=60)
+    assert ready(stack) == (503, "runs"), "as POST answers"
+    assert sorted(stack.runs.glob("*job-*")) == before
+    disk.free()
+    assert ready(stack) == (200, None)
+    run = stack.submit(tiny_job(), **key)
+    assert next(event.type for event in run.events()) == "job.submitted"
+    assert stack.post(run, "cancel").status_code == 200
+    assert (answer.status_code, "disk" in answer.text or "space" in answer.text) == (503, True), answer.text
 
 
-def test_a_disk_that_turned_read_only_is_no_full_one(tmp_path: Path, data: Path, disk: SmallDisk) -> None:
+def test_a_disk_that_turned_read_only_is_no_full_one(stack: Stack, disk: SmallDisk) -> None:
     # As after an I/O error. Must hold: what is ready, and what a POST is told, agree, and the hint is the right one.
-    with Stack(tmp_path / "home", data=data) as stack:
-        stack.start("service")
-        subprocess.run(["mount", "-o", "remount,ro", os.fspath(stack.runs)], check=True)
-        answer = requests.post(f"{stack.url}/jobs", json=tiny_job(), timeout=10)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_permitted")
-        ready = requests.get(f"{stack.url}/health/ready", timeout=10)
-        assert (ready.status_code, ready.json()["error"]["param"]) == (503, "runs")
+    assert disk.mount("-o", "remount,ro")
+    answer = requests.post(f"{stack.url}/jobs", json=tiny_job(), timeout=60)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_permitted")
+    assert ready(stack) == (503, "runs")
 
 
-def test_a_disk_that_is_full_during_prepare_is_named(tmp_path: Path, data: Path, disk: SmallDisk) -> None:
+def test_a_disk_that_is_full_during_prepare_is_named(stack: Stack, disk: SmallDisk) -> None:
     # Filled after check. Must hold: the job fails with disk_full, not with a crash.
-    with Stack(tmp_path / "home", data=data) as stack:
-        stack.start("service", "check", "publish")
-        run = stack.submit(tiny_job())
-        stack.wait_for_event(run, "job.checked")
-        disk.fill()
-        stack.start("prepare")
-        failed = stack.wait_for_event(run, "job.failed", "job.prepared", timeout=30).fact
-        assert isinstance(failed, JobFailed)
-        assert failed.error.code == "disk_full", failed.error
+    stack.start_if_gone("check", "publish")
+    stop(stack, "prepare")
+    run = stack.submit(tiny_job())
+    stack.wait_for_event(run, "job.checked")
+    disk.fill()
+    stack.start("prepare")
+    failed = stack.wait_for_event(run, "job.failed", "job.prepared").fact
+    assert isinstance(failed, JobFailed)
+    assert failed.error.code == "disk_full", failed.error
 
 
-def test_a_cancel_on_a_full_disk_is_obeyed_or_refused(tmp_path: Path, data: Path, disk: SmallDisk) -> None:
+def test_a_cancel_on_a_full_disk_is_obeyed_or_refused(stack: Stack, disk: SmallDisk) -> None:
     # Filled while the job trains. Must hold: what the answer says is what is on disk, and with room it is cancelled.
-    with Stack(tmp_path / "home", data=data) as stack:
-        stack.start("service", "check", "prepare", "train", "publish")
-        run = stack.submit(tiny_job(training={"epochs": 1000, "batch_size": 8, "learning_rate": 0.003}))
-        stack.wait_for_event(run, "model.loaded")
-        disk.fill()
-        answer = stack.post(run, "cancel")
-        noted = "job.cancel_requested" in [event.type for event in run.events()]
-        assert (answer.status_code, noted) in ((200, True), (503, False)), answer.text
-        disk.free()
-        assert stack.post(run, "cancel").status_code == 200
-        stack.wait_for_event(run, "job.cancelled")
+    stack.start_if_gone("check", "prepare", "train", "publish")
+    run = stack.submit(tiny_job(training={"epochs": 1000, "batch_size": 8, "learning_rate": 0.003}))
+    stack.wait_for_event(run, "model.loaded")
+    disk.fill()
+    answer = stack.post(run, "cancel")
+    noted = "job.cancel_requested" in [event.type for event in run.events()]
+    assert (answer.status_code, noted) in ((200, True), (503, False)), answer.text
+    disk.free()
+    assert stack.post(run, "cancel").status_code == 200
+    stack.wait_for_event(run, "job.cancelled")

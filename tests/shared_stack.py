@@ -1,0 +1,98 @@
+"""A stack that tests share: started once, mended before each, with other variables while a test needs them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import requests
+
+from jobs.disk.rundir import RunDir, list_runs
+from tests.conftest import ROWS
+from tests.processes import thaw, trainers
+from tests.stack import ROLES, Stack
+
+
+def rows(home: Path) -> Path:
+    """A data directory: 64 recipes, 12 others, 8 with no word of the 64, and labelled tickets."""
+    lines = ROWS.read_text().splitlines(keepends=True)
+    (home / "rows.jsonl").write_text("".join(lines[:64]))
+    (home / "held_out.jsonl").write_text("".join(lines[64:76]))
+    unseen = [{**json.loads(line), "directions": [f"QXZ #{number} ZX%"]} for number, line in enumerate(lines[64:72])]
+    (home / "unseen.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in unseen))
+    (home / "tickets.jsonl").write_bytes(ROWS.with_name("tickets.jsonl").read_bytes())
+    return home
+
+
+@contextmanager
+def shared_stack(home: Path) -> Iterator[Stack]:
+    """A stack in this folder, where its data are, too."""
+    with Stack(home / "home", data=rows(home)) as stack:
+        yield stack
+
+
+def data_of(stack: Stack) -> Path:
+    """Its data directory."""
+    return Path(stack.environment["LONGHAUL_DATA"])
+
+
+def mended(stack: Stack) -> Stack:
+    """Redis and every role, running, and no job: what the test before has killed, or left when it failed, is mended."""
+    stack.redis.start_if_gone()
+    for role in [role for role, process in stack.processes.items() if process.poll() is not None]:
+        del stack.processes[role]
+    stack.start_if_gone("service")
+    left = [run for run in list_runs(stack.runs) if not run.record().status.terminal] if stack.runs.exists() else []
+    for run in left:
+        stack.post(run, "cancel")
+    stack.start_if_gone(*ROLES)
+    for run in left:
+        for pid in trainers(run):
+            thaw(pid)
+        stack.wait_for_event(run, "job.cancelled", "job.succeeded", "job.failed")
+    return stack
+
+
+def emptied(stack: Stack) -> Stack:
+    """Without a job that has ended, either."""
+    for run in list_runs(stack.runs):
+        requests.delete(f"{stack.url}/jobs/{run.id}", timeout=60)
+    return stack
+
+
+@contextmanager
+def restarted(stack: Stack, *roles: str, without: tuple[str, ...] = (), **variables: str) -> Iterator[None]:
+    """Within, these roles run with such variables. At the end they are stopped: `mended` starts them as they were."""
+    before = dict(stack.environment)
+    stop(stack, *roles)
+    stack.environment |= variables
+    for name in without:
+        del stack.environment[name]
+    try:
+        stack.start(*roles)
+        yield
+    finally:
+        stack.environment = before
+        stop(stack, *roles)
+
+
+def stop(stack: Stack, *roles: str) -> None:
+    """Those of these that run."""
+    for role in roles:
+        if role in stack.processes:
+            stack.stop(role)
+
+
+def succeeds(stack: Stack, *runs: RunDir) -> None:
+    """Wait until they have."""
+    for run in runs:
+        assert stack.wait_for_event(run, "job.succeeded", "job.failed").type == "job.succeeded", stack.logs()
+
+
+def dry_run(stack: Stack, job: dict[str, object]) -> RunDir:
+    """A job that ends after check."""
+    answer = requests.post(f"{stack.url}/jobs?dry_run=true", json=job, timeout=60)
+    assert answer.status_code == 202, answer.text
+    return RunDir(stack.runs / answer.json()["id"])
