@@ -17,6 +17,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.browser import browser as browser
+from tests.leaks import nothing_leaks as nothing_leaks
+from tests.leaks import nothing_leaks_from_a_module as nothing_leaks_from_a_module
 from tests.redis_server import RedisServer
 
 ALONE = {"e2e": "stacks", "faults": "stacks", "gpu": "gpu", "simulated_gpu": "stacks"}
@@ -54,8 +56,12 @@ class ByFolderOrFile(LoadScopeScheduling):  # type: ignore[misc]  # untyped in p
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is long; and what drives a browser: Playwright leaves an event loop behind in which others cannot run
-    theirs.
+    theirs. Folders stay together, in whichever order pytest-randomly has brought them: some share a running Longhaul.
     """
+    folders: dict[Path, int] = {}
+    for item in items:
+        folders.setdefault(item.path.parent, len(folders))
+    items.sort(key=lambda item: folders[item.path.parent])
     for item in items:
         if item.path.as_posix().endswith(LONG):
             item.add_marker("long")
