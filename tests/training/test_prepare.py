@@ -163,29 +163,19 @@ def test_a_damaged_dataset_and_the_remains_of_a_killed_one_are_replaced(workplac
     assert not remains.exists()
 
 
-BAD: list[tuple[Any, str]] = [
-    ('{"input": "a", "target"', "bad JSON"),
-    ('["a", "b"]', "not a JSON object"),
-    ({"input": "a"}, "missing target"),
-    ({"input": "", "target": "b"}, "empty input"),
-    ({"input": "a", "target": {"b": 1}}, "wrong type in target"),
-    ({"input": "a\0b", "target": "b"}, "control character U+0000"),
-    (b'{"input": "\xff", "target": "b"}', "not UTF-8"),
-    (b'{"input": "' + b"x" * (5 << 20) + b'", "target": "b"}', "over-long line"),
-]
-
-
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
 def test_unusable_rows_are_rejected_with_line_and_reason(workplace: Workplace, name: str) -> None:
     rows = pairs(50)
-    workplace.rows(name, rows[:20] + [""] + [row for row, _ in BAD] + rows[20:] + [rows[3], rows[4]])
-    run = workplace.job(name, data={"max_invalid_fraction": 0.14, "validation": 0.2})
+    bad = ["{", b'{"input": "' + b"x" * (5 << 20) + b'", "target": "b"}', {"input": "a"}]
+    workplace.rows(name, [*rows[:20], "", *bad, *rows[20:], rows[3], rows[4]])
+    run = workplace.job(name, data={"max_invalid_fraction": 0.06, "validation": 0.2})
     data = workplace.prepare(run)["data"]
-    assert (data["rows_read"], data["kept"], data["duplicates"]) == (60, 50, 2)
-    assert data["rejected"] == {reason: 1 for _, reason in BAD}
-    entries = [(entry["file"], entry["line"], entry["reason"]) for entry in rejected(run)]
-    expected = [(name, 22 + n, reason) for n, (_, reason) in enumerate(BAD)]
-    assert entries == [*expected, (name, 60, "duplicate"), (name, 61, "duplicate")]
+    assert (data["rows_read"], data["kept"], data["duplicates"]) == (55, 50, 2)
+    assert data["rejected"] == {"bad JSON": 1, "over-long line": 1, "missing target": 1}
+    assert [(entry["file"], entry["line"], entry["reason"]) for entry in rejected(run)] == [
+        (name, 22, "bad JSON"), (name, 23, "over-long line"), (name, 24, "missing target"),
+        (name, 55, "duplicate"), (name, 56, "duplicate"),
+    ]  # fmt: skip
     assert all_texts(run) == {(row["input"], row["target"]) for row in rows}
 
 

@@ -183,18 +183,8 @@ def test_a_class_that_does_more_than_sentencepiece_is_not_made_to_do_less(
 
 LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 791656\n"
 UNREADABLE: dict[str, tuple[str, dict[str, Any], str, str]] = {
-    "damaged": (
-        "t5",
-        {"spiece.model": b"no file of sentencepiece"},
-        "spiece.model is no file of",
-        "the vocabulary",
-    ),
-    "vocab.json alone": (
-        "bart",
-        {"vocab.json": {"a": 0}},
-        "vocab.json needs merges.txt",
-        "copy the model's",
-    ),
+    "damaged": ("t5", {"spiece.model": b"no file of sentencepiece"}, "spiece.model is no file of", "the vocabulary"),
+    "vocab.json alone": ("bart", {"vocab.json": {"a": 0}}, "vocab.json needs merges.txt", "copy the model's"),
     "merges.txt alone": ("gpt2", {"merges.txt": ""}, "merges.txt needs vocab.json", "copy the model's"),
     "torn": ("roberta", {"vocab.json": '{"a":', "merges.txt": ""}, "cannot be used: .*EOF", "the vocabulary"),
     "empty": ("bert", {"vocab.txt": ""}, "cannot be used: .*Missing", "the vocabulary"),

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from jobs.preview import DataPreview
 from longhaul.preview import print_preview
-from tests.training.workplace import Workplace
+from tests.training.workplace import Workplace, write_table
 from worker.training.rows.text import UNUSED_TOOLS
 from worker.training.tasks.causal import builtin
 from worker.training.tasks.causal.rows import OTHER_PROMPT
@@ -67,7 +63,7 @@ def test_a_row_that_is_rejected_gives_way_to_the_next(
     data = {"validation": 0.1, "max_invalid_fraction": 0.2}
     run = workplace.job("chats.jsonl", model=chat_model(workplace), data=data)
     assert workplace.check(run)["plan"]["invalid_rows"] == rejected
-    [source] = DataPreview.model_validate_json((run.path / "preview.json").read_bytes()).sources
+    [source] = run.preview().sources
     assert [row.number for row in source.rows] == shown
     assert all(span.text for row in source.rows for span in row.spans)
     assert workplace.prepare_only(run)["data"]["rejected"] == rejected
@@ -78,7 +74,7 @@ def test_a_text_of_which_the_tokenizer_leaves_nothing_is_not_shown(workplace: Wo
     workplace.rows("rows.jsonl", texts)
     run = workplace.job(model=workplace.t5_model(t5_tokenizer), data={"max_invalid_fraction": 0.1})
     assert workplace.check(run)["plan"]["invalid_rows"] == {"empty input": 1}
-    [source] = DataPreview.model_validate_json((run.path / "preview.json").read_bytes()).sources
+    [source] = run.preview().sources
     assert [row.number for row in source.rows] == [2, 3, 12]
 
 
@@ -86,7 +82,7 @@ def test_of_a_built_in_model_nothing_is_said_to_be_rewritten_before_it_has_a_tok
     workplace.rows("rows.jsonl", [{"input": f"{number} — urgent", "target": "b"} for number in range(30)])
     run = workplace.job()
     workplace.check(run)
-    [source] = DataPreview.model_validate_json((run.path / "preview.json").read_bytes()).sources
+    [source] = run.preview().sources
     assert source.rows[0].input.text == "0 — urgent" and source.rows[0].rewritten == {}
 
 
@@ -98,18 +94,10 @@ def test_a_column_of_tools_is_said_to_be_unused(name: str, model: str, workplace
         {"messages": json.dumps(row["messages"]), "tools": tools if place % 5 else "[]"}
         for place, row in enumerate(GOOD)
     ]
-    if name == "rows.csv":
-        with open(workplace.data / name, "w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-    elif name == "rows.parquet":
-        pq.write_table(pa.Table.from_pylist(rows), workplace.data / name)
-    else:
-        workplace.rows(name, rows)
+    write_table(workplace.data / name, rows)
     run = workplace.job(name, model=model)
     workplace.check(run)
-    preview = DataPreview.model_validate_json((run.path / "preview.json").read_bytes())
+    preview = run.preview()
     assert preview.sources[0].rows_with_tools == 40
     console = Console(file=io.StringIO(), width=200)
     print_preview(preview, console)

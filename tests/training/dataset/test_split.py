@@ -54,7 +54,7 @@ def test_what_is_held_out_is_bounded_where_some_inputs_have_many_rows(seed: int)
 
 @pytest.mark.parametrize("fraction", [0.01, 0.05, 0.1, 0.5])
 def test_as_much_is_held_out_as_asked_where_few_inputs_have_most_of_the_rows(fraction: float) -> None:
-    for seed in range(100):
+    for seed in range(40):
         draw = np.random.default_rng(seed)
         counts = np.minimum(draw.zipf(1.5, draw.integers(50, 2000)), 5000)
         keys = np.repeat(draw.integers(0, 1 << 64, len(counts), np.uint64, endpoint=False), counts)

@@ -44,6 +44,7 @@ ODD: list[tuple[str, Any, str, str]] = [
     ("a list of blanks", {"input": ["", "  "], "target": "b"}, "empty input", ""),
     ("an object", {"input": "a cake", "target": {"step": "bake"}}, "wrong type in target", ""),
     ("NaN", '{"input": NaN, "target": "b"}', "missing input", ""),
+    ("infinity", '{"input": Infinity, "target": "b"}', "wrong type in input", ""),
     ("NaN elsewhere", '{"input": "a loaf", "target": "b", "score": NaN}', KEPT, "a loaf"),
     ("a truth value", {"input": True, "target": "b"}, KEPT, "true"),
     ("a list in a list", {"input": ["a", ["b"]], "target": "b"}, "wrong type in input", ""),

@@ -497,10 +497,7 @@ def test_delimiters_of_empty_columns_behind_the_last_are_left_out(tmp_path: Path
 
 def test_the_row_numbers_that_pandas_writes_are_left_out(tmp_path: Path) -> None:
     rows = read(tmp_path, b",title,steps\n0,Bread,Knead.\n1,Soup,Boil.\n", "rows.csv")
-    assert [row.columns for row in rows] == [
-        {"title": "Bread", "steps": "Knead."},
-        {"title": "Soup", "steps": "Boil."},
-    ]
+    assert [row.columns for row in rows] == [{"title": "Bread", "steps": "Knead."}, {"title": "Soup", "steps": "Boil."}]
 
 
 PLAIN = [f"cake {n},mix and bake {n}" for n in range(400)]

@@ -266,29 +266,6 @@ def test_an_unknown_column_is_named_with_those_there_are() -> None:
         choose_templates("a.c", "a.b", ["a", "a.b"], "rows.jsonl", PAIRS)
 
 
-@pytest.mark.parametrize(
-    ("columns", "reason"),
-    [
-        (row(question="a"), "missing answer"),
-        (row(question=None, answer="a"), "missing question"),
-        (row(question=" \n", answer="a"), "empty question"),
-        (row(question="\u00ad", answer="a"), "empty question"),
-        (row(question=[], answer="a"), "empty question"),
-        (row(question={"x": 1}, answer="a"), "wrong type in question"),
-        (row(question=float("nan"), answer="a"), "missing question"),
-        (row(question=float("inf"), answer="a"), "wrong type in question"),
-        (row(question=["a", ["b"]], answer="a"), "wrong type in question"),
-        (row(question="a\0b", answer="a"), "control character U+0000"),
-        (row(question="a\x92b", answer="a"), "control character U+0092"),
-        (row(question="a", answer="\ud83d"), "half a surrogate pair"),
-    ],
-)
-def test_a_row_that_cannot_be_used_says_why(columns: dict[str, Any], reason: str) -> None:
-    with pytest.raises(Defect) as caught:
-        reader().read(columns)
-    assert str(caught.value) == reason
-
-
 def test_normalizing_is_counted_and_can_be_switched_off() -> None:
     columns = row(question="½ and ½ of 1¾", answer="plain")
     on, off = reader(), reader(normalized=False)
