@@ -24,16 +24,11 @@ from jobs.disk.rundir import RunDir
 from jobs.errors import BadData, StageError
 from jobs.preview import SourcePreview
 from tests.training.workplace import EXAMPLES, Workplace, pairs
+from tests.training.workplace import of_rows as of_rows
 from worker.training.dataset.data import PreparedDataset
 from worker.training.models import model_files
 from worker.training.tasks.seq2seq import builtin
 from worker.training.tasks.seq2seq.layout import layout_of, t5_shapes
-
-
-@pytest.fixture
-def workplace(tmp_path: Path) -> Workplace:
-    """What is looked at is the subject of nearly all: the stages are told a plan of the memory."""
-    return Workplace(tmp_path, planned=False)
 
 
 def refusal(workplace: Workplace, train: Any = "rows.jsonl", **parts: Any) -> StageError:

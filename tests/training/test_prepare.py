@@ -24,6 +24,7 @@ from jobs.disk.files import append_line
 from jobs.disk.rundir import RunDir
 from jobs.errors import BadData, DiskFull, Rejected, StageError
 from tests.training.workplace import EXAMPLES, Workplace, dataset_of, pairs, rejected, texts_of, write_table
+from tests.training.workplace import of_rows as of_rows
 from worker.training import prepare
 from worker.training.dataset import assembly, inspection
 from worker.training.dataset.evaluation_rows import evaluation_rows
@@ -34,12 +35,6 @@ from worker.training.rows.row_filter import Seen
 from worker.training.rows.sources import DataFile
 from worker.training.store import full_disk_named, make_once
 from worker.training.tasks.seq2seq import builtin
-
-
-@pytest.fixture
-def workplace(tmp_path: Path) -> Workplace:
-    """Rows are the subject of nearly all: the stages are told a plan of the memory."""
-    return Workplace(tmp_path, planned=False)
 
 
 @pytest.fixture

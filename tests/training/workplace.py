@@ -117,6 +117,12 @@ class Workplace:
         return last.result.model_dump(mode="json")
 
 
+@pytest.fixture(name="workplace")
+def of_rows(tmp_path: Path) -> Workplace:
+    """For files of tests whose subject is rows: the stages are told a plan of the memory."""
+    return Workplace(tmp_path, planned=False)
+
+
 def told_plan(*_: object, **__: object) -> MemoryPlan:
     """In place of `plan_stage`."""
     return memory_plan(

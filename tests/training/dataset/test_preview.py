@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 from longhaul.preview import print_preview
 from tests.training.workplace import Workplace, write_table
+from tests.training.workplace import of_rows as of_rows
 from worker.training.rows.text import UNUSED_TOOLS
 from worker.training.tasks.causal import builtin
 from worker.training.tasks.causal.rows import OTHER_PROMPT

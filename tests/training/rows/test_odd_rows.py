@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 from jobs.disk.rundir import RunDir
 from jobs.errors import BadData
 from tests.training.workplace import SHARED_DATA, Workplace, dataset_of, pairs, rejected, texts_of, write_table
+from tests.training.workplace import of_rows as of_rows
 from worker.training.rows.text import Template, letters_and_digits, template
 from worker.training.tasks.columns import RECIPE_INPUT, RECIPE_TARGET
 

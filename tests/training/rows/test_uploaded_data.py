@@ -11,6 +11,7 @@ import pytest
 
 from jobs.errors import BadData, Rejected, StageError
 from tests.training.workplace import Workplace, pairs
+from tests.training.workplace import of_rows as of_rows
 from worker.training.rows.origin import find_head
 from worker.training.settings import TrainerSettings, from_environment
 

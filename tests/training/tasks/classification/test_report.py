@@ -9,7 +9,7 @@ from tests.training.workplace import Workplace
 
 
 def test_the_report_counts_classes_and_finds_what_is_odd(tmp_path: Path) -> None:
-    place = Workplace(tmp_path)
+    place = Workplace(tmp_path, planned=False)
     train = [{"text": f"number {n} of many", "label": "often" if n % 4 else "rare"} for n in range(40)]
     train += [{"text": "My kettle leaks", "label": "often"}, {"text": "My kettle leaks", "label": "rare"}]
     place.rows("rows.jsonl", train)
