@@ -134,7 +134,7 @@ def stopped_at(stack: Stack, run: RunDir, moment: Moment, worker: str = "train")
     trainer = freeze(stack, run, moment)
     process = stack.processes.pop(worker)
     process.send_signal(signal.SIGTERM)
-    _continued_once_asked(stack, trainer)
+    continue_once_asked(stack, trainer)
     assert process.wait(SLOWEST * FROZEN_WITHIN_S) == 0
 
 
@@ -142,11 +142,12 @@ def asked_at(stack: Stack, run: RunDir, verb: str, moment: Moment) -> None:
     """POST `cancel` or `pause` at such a moment of the job's trainer, which then hears of it; wait until it rests."""
     trainer = freeze(stack, run, moment)
     assert stack.post(run, verb).json()["requested"] == verb
-    _continued_once_asked(stack, trainer)
+    continue_once_asked(stack, trainer)
     stack.wait_for(lambda: run.record().status in (Status.PAUSED, Status.CANCELLED) or None, f"the {verb} of {run.id}")
 
 
-def _continued_once_asked(stack: Stack, trainer: int) -> None:
+def continue_once_asked(stack: Stack, trainer: int) -> None:
+    """SIGCONT, as soon as a SIGTERM waits for it."""
     stack.wait_for(lambda: signalled(trainer, signal.SIGTERM) or None, "the request to reach the trainer")
     thaw(trainer)
 

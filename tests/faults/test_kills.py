@@ -14,7 +14,6 @@ import pytest
 import requests
 
 from jobs.disk.files import append_line
-from jobs.disk.rundir import RunDir
 from jobs.events import Event, JobCancelRequested, JobPauseRequested, ModelLoaded
 from jobs.state import Status
 from tests.facts import facts_of, reasons
@@ -27,6 +26,7 @@ from tests.faults.conftest import (
     small_job,
 )
 from tests.processes import (
+    asked_at,
     end_within,
     evaluating,
     freeze,
@@ -35,7 +35,6 @@ from tests.processes import (
     of_stack,
     saving,
     stepping,
-    thaw,
     worker_of,
 )
 from tests.stack import ROLES, Stack
@@ -145,11 +144,6 @@ def damage(folder: Path) -> None:
     weights.write_bytes(content)
 
 
-def rests(stack: Stack, run: RunDir) -> None:
-    """Wait until the job is paused and nothing of it is under way any more."""
-    stack.wait_for(lambda: run.record().status is Status.PAUSED or None, "the pause")
-
-
 @pytest.mark.parametrize(("request_", "end"), [("cancel", "job.cancelled"), ("pause", "job.paused")])
 def test_the_service_killed_between_an_event_and_its_answer(
     stack: Stack, request_: Literal["cancel", "pause"], end: str
@@ -175,10 +169,7 @@ def test_every_checkpoint_damaged_while_paused(
     # Then the same once more, and the user has it begin from scratch: it begins at step 0, and with its trainer killed
     # after a checkpoint it resumes from that; metrics hold each step once.
     run = queued()
-    trainer = freeze(stack, run, stepping(9, 15))
-    stack.post(run, "pause")
-    thaw(trainer)
-    rests(stack, run)
+    asked_at(stack, run, "pause", stepping(9, 15))
     backup = shutil.copytree(run.checkpoints / "step-00000004", tmp_path / "backup")
     folders = sorted(run.checkpoints.glob("step-*"))
     assert len(folders) == 3
@@ -194,11 +185,8 @@ def test_every_checkpoint_damaged_while_paused(
     shutil.rmtree(folders[0])
     shutil.copytree(backup, folders[0])
     stack.post(run, "resume")
-    trainer = freeze(stack, run, stepping(9, 15))
+    asked_at(stack, run, "pause", stepping(9, 15))
     assert [loaded.resumed_step for loaded in facts_of(run, ModelLoaded)] == [None, 4]
-    stack.post(run, "pause")
-    thaw(trainer)
-    rests(stack, run)
     for folder in run.checkpoints.glob("step-*"):
         damage(folder)
     answer = requests.post(f"{stack.url}/jobs/{run.id}/resume", json={"from_scratch": True}, timeout=60).json()
@@ -215,10 +203,7 @@ def test_every_checkpoint_damaged_while_paused(
 def test_newest_checkpoint_damaged_while_paused(stack: Stack, undisturbed: Undisturbed, queued: MakeJob) -> None:
     # Damaged: one bit of the newest checkpoint, while the job rests. Must hold: it is rejected, the one before is used.
     run = queued()
-    trainer = freeze(stack, run, stepping(5, 15))
-    stack.post(run, "pause")
-    thaw(trainer)
-    rests(stack, run)
+    asked_at(stack, run, "pause", stepping(5, 15))
     damage(max(run.checkpoints.glob("step-*")))
     stack.post(run, "resume")
     assert_as_if_nothing_had_happened(stack, run, undisturbed)

@@ -24,7 +24,18 @@ from tests.faults.conftest import (
     losses,
     small_job,
 )
-from tests.processes import alive, evaluating, freeze, horse_of, phase, saving, signalled, stepping, thaw, trainers
+from tests.processes import (
+    alive,
+    continue_once_asked,
+    evaluating,
+    freeze,
+    horse_of,
+    phase,
+    saving,
+    stepping,
+    thaw,
+    trainers,
+)
 from tests.shared_stack import succeeds
 from tests.stack import ROOT, Stack
 from worker.training.checkpoints.checkpoint import verify
@@ -47,7 +58,7 @@ def test_a_worker_is_stopped_twice_in_the_middle_of_a_background_save(
     worker = stack.processes.pop("train")
     for _ in range(2):
         worker.send_signal(signal.SIGTERM)
-    thaw(trainer)
+    continue_once_asked(stack, trainer)
     assert worker.wait(300) == 0
     record = run.record()
     assert (record.status, record.last_reason) == (Status.QUEUED, "interrupted")
@@ -91,8 +102,7 @@ def test_a_job_is_paused_in_an_evaluation(stack: Stack, undisturbed: Undisturbed
     # It stands before the samples are generated: between here and the end of the evaluation it looks for a request.
     trainer = freeze(stack, run, lambda run: evaluating(8)(run) and phase(run) == "evaluate")
     assert stack.post(run, "pause").json()["requested"] == "pause"
-    stack.wait_for(lambda: signalled(trainer, signal.SIGTERM) or None, "the request to reach the trainer")
-    thaw(trainer)
+    continue_once_asked(stack, trainer)
     stack.wait_for(lambda: run.record().status is Status.PAUSED or None, "the pause")
     assert 8 not in losses(run) and run.record().progress_step == 8
     paused = run.record().number

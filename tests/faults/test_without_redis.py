@@ -24,7 +24,7 @@ from tests.faults.conftest import (
     assert_as_if_nothing_had_happened,
     small_job,
 )
-from tests.processes import freeze, stepping, thaw
+from tests.processes import continue_once_asked, freeze, stepping, thaw
 from tests.stack import Stack
 from tests.summaries import checked, prepared
 from worker.training.checkpoints.checkpoint import verify
@@ -47,7 +47,7 @@ def test_a_worker_at_work_ends_on_sigterm_while_redis_is_away(stack: Stack, queu
     stack.redis.stop()
     worker = stack.processes.pop("train")
     worker.send_signal(signal.SIGTERM)
-    thaw(trainer)
+    continue_once_asked(stack, trainer)
     try:
         assert worker.wait(300) == 0
     finally:
