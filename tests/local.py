@@ -74,6 +74,10 @@ class Local:
         """What it printed."""
         return (self.folder / "local.out").read_text()
 
+    def logs(self) -> str:
+        """The same, as a stack calls it."""
+        return self.output()
+
     def children(self) -> list[int]:
         """Pids of Redis, service and workers."""
         return children(self.process.pid)
@@ -83,7 +87,7 @@ class Local:
         return {worker["pid"] or 0 for worker in self.api.workers()["data"] if worker["stage"] == stage}
 
 
-def until(condition: Callable[[], object], say: Callable[[], str], within_s: float = 200) -> None:
+def until(condition: Callable[[], object], say: Callable[[], str], within_s: float = 600) -> None:
     """Look until it is so; AssertionError with what `say` returns when it does not come."""
     deadline = time.monotonic() + within_s
     while not condition():

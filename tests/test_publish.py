@@ -199,7 +199,7 @@ def test_a_hanging_sink_delays_no_other(tmp_path: Path) -> None:
     released = threading.Event()
 
     def hang(event: Event) -> Outcome:
-        released.wait(30)
+        released.wait(600)
         return DONE
 
     stuck, lively = Listener("stuck", answer=hang), Listener("lively")
@@ -351,7 +351,7 @@ def test_killed_again_and_again_discord_hears_everything(tmp_path: Path) -> None
 
 def test_publish_imports_neither_torch_nor_a_web_framework() -> None:
     code = "import sys, worker.publish; print({'torch', 'fastapi', 'wandb', 'matplotlib'} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.strip() == "set()"
     assert publish_module.POLL_S <= 2
 
@@ -361,7 +361,7 @@ def test_publish_says_how_far_each_sink_is_behind(tmp_path: Path) -> None:
     released = threading.Event()
 
     def hang(event: Event) -> Outcome:
-        released.wait(30)
+        released.wait(600)
         return DONE
 
     stuck, lively = Listener("stuck", answer=hang), Listener("lively")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.disk.rundir import RunDir
-from tests.stack import Stack, tiny_job
+from tests.stack import tiny_job
 
 LONG = {"epochs": 12, "batch_size": 8, "learning_rate": 0.003}  # 96 steps
 
@@ -12,8 +11,3 @@ def long_job(**more: object) -> dict[str, object]:
     return tiny_job(
         training=LONG, evaluation={"every_steps": 40, "samples": 0}, checkpoint={"every_steps": 30, "keep": 2}, **more
     )
-
-
-def wait_for_step(stack: Stack, run: RunDir, step: int) -> None:
-    """Until metrics have reached a step."""
-    stack.wait_for(lambda: next((row for row in run.metrics() if row.step >= step), None), f"step {step}", 90)

@@ -18,7 +18,8 @@ from jobs.reasons import Reason
 from tests.boxes import OTHER, TwoBoxes, forget_locks, why_no_namespace
 from tests.facts import facts_of, reasons
 from tests.metric_rows import read_lines
-from tests.processes import trainers
+from tests.processes import freeze, stepping, thaw, trainers
+from tests.shared_stack import rows, stop, succeeds
 from tests.stack import ROOT, tiny_job
 
 NO_NAMESPACE = why_no_namespace()
@@ -26,15 +27,18 @@ pytestmark = pytest.mark.skipif(NO_NAMESPACE is not None, reason=str(NO_NAMESPAC
 
 
 @pytest.fixture(scope="module")
-def boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoBoxes]:
-    """Everything here but the train worker, which is on the other box."""
+def _boxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoBoxes]:
     home = tmp_path_factory.mktemp("boxes")
-    lines = (ROOT / "examples" / "recipes.jsonl").read_text().splitlines(keepends=True)
-    (home / "rows.jsonl").write_text("".join(lines[:64]))
-    (home / "held_out.jsonl").write_text("".join(lines[64:76]))
-    with TwoBoxes(home / "home", data=home) as boxes:
-        boxes.start("service", "check", "prepare", "publish", OTHER)
+    with TwoBoxes(home / "home", data=rows(home)) as boxes:
         yield boxes
+
+
+@pytest.fixture
+def boxes(_boxes: TwoBoxes) -> TwoBoxes:
+    """Everything here but the train worker, which is on the other box."""
+    stop(_boxes, "train")
+    _boxes.start_if_gone("service", "check", "prepare", "publish", OTHER)
+    return _boxes
 
 
 def job(epochs: int) -> dict[str, Any]:
@@ -55,6 +59,17 @@ def wait_for_step(boxes: TwoBoxes, run: RunDir, step: int, attempt: int = 1) -> 
     boxes.wait_for(look, f"step {step} of {run.id}")
 
 
+def reconciled(boxes: TwoBoxes, admin: redis.Redis) -> None:
+    """Until reconcile has looked at all leases: it renews its own at the beginning of each look."""
+
+    def began() -> int:
+        return int(admin.pexpiretime("longhaul:reconcile"))
+
+    for _ in range(2):
+        before = began()
+        boxes.wait_for(lambda before=before: began() > before or None, "a look of reconcile")
+
+
 def told(boxes: TwoBoxes, *words: str) -> str:
     """What the command prints."""
     command = [sys.executable, "-m", "longhaul.main", *words]
@@ -71,7 +86,7 @@ def as_planned(run: RunDir, epochs: int) -> None:
 
 def test_a_job_that_is_submitted_here_is_trained_on_the_other_box(boxes: TwoBoxes) -> None:
     run = boxes.submit(job(2))
-    assert boxes.wait_for_event(run, "job.succeeded", "job.failed").type == "job.succeeded", boxes.logs()
+    succeeds(boxes, run)
     as_planned(run, 2)
     assert [fact.box for fact in facts_of(run, AttemptStarted)] == ["gpu2"]
     assert "started on cpu of gpu2 (worker train-" in told(boxes, "events", run.id)
@@ -88,19 +103,13 @@ def test_while_the_network_is_away_the_box_trains_on_and_is_heard_of_again_after
     # Cut: the network to Redis, for longer than a lease; the folders are there. Must hold: the attempt continues: its
     # trainer has the job's lock; all it says arrives by the folders; then the worker takes the next job.
     run = boxes.submit(job(400))
-    wait_for_step(boxes, run, 2)
+    trainer = freeze(boxes, run, stepping(2, 3000))
     boxes.cut()
     with redis.Redis.from_url(boxes.redis.admin_url) as admin:
-        ends = admin.zscore("longhaul:leases", run.id)
-        assert ends is not None
-
-        def expired() -> bool | None:
-            seconds, microseconds = admin.time()
-            return seconds * 1000 + microseconds / 1000 > ends + 16_000 or None  # reconcile has looked since, too
-
-        boxes.wait_for(expired, "a lease's end", 60)
-    step = run.metrics()[-1].step
-    wait_for_step(boxes, run, step + 1)
+        assert admin.zadd("longhaul:leases", {run.id: 0}, xx=True, ch=True) == 1
+        reconciled(boxes, admin)
+    thaw(trainer)
+    wait_for_step(boxes, run, run.metrics()[-1].step + 1)
     assert trainers(run) and reasons(run) == []
     # What happens meanwhile is told here, too.
     saved = boxes.wait_for_event(run, "checkpoint.saved", after=run.record().number)
@@ -108,17 +117,15 @@ def test_while_the_network_is_away_the_box_trains_on_and_is_heard_of_again_after
     boxes.join()
     assert boxes.post(run, "cancel").status_code == 200
     boxes.wait_for_event(run, "job.cancelled")
-    after = boxes.submit(job(1))
-    assert boxes.wait_for_event(after, "job.succeeded", "job.failed").type == "job.succeeded", boxes.logs()
+    succeeds(boxes, boxes.submit(job(1)))
     assert [fact.reason for fact in facts_of(run, AttemptEnded)] == [Reason.INTERRUPTED]
 
 
 def test_a_box_that_loses_network_and_folders_is_replaced_and_writes_nothing_when_it_is_back(boxes: TwoBoxes) -> None:
     # Cut: everything, for longer than lease and lock last. Must hold: the job is trained on here, and once the other
     # box is back its trainer ends without having written.
-    boxes.start_if_gone(OTHER)
-    run = boxes.submit(job(8))
-    wait_for_step(boxes, run, 6)
+    run = boxes.submit(job(3))
+    freeze(boxes, run, stepping(6, 20))
     boxes.freeze_other()
     boxes.cut()
     forget_locks(run)
@@ -130,25 +137,23 @@ def test_a_box_that_loses_network_and_folders_is_replaced_and_writes_nothing_whe
     said = run.attempt_file(1).read_bytes()
     boxes.join()
     boxes.thaw_other()
-    assert boxes.wait_for_event(run, "job.succeeded", "job.failed").type == "job.succeeded", boxes.logs()
+    succeeds(boxes, run)
     assert run.attempt_file(1).read_bytes() == said
-    as_planned(run, 8)
+    as_planned(run, 3)
     assert [fact.box for fact in facts_of(run, AttemptStarted)] == ["gpu2", "main"]
     boxes.stop("train")
-    after = boxes.submit(job(1))
-    assert boxes.wait_for_event(after, "job.succeeded", "job.failed").type == "job.succeeded", boxes.logs()
+    succeeds(boxes, boxes.submit(job(1)))
 
 
 def test_a_box_that_is_killed_costs_the_steps_since_its_checkpoint(boxes: TwoBoxes) -> None:
     # Killed: every process of the other box. Must hold: a lost attempt as any other; the next one resumes here.
-    boxes.start_if_gone(OTHER)
-    run = boxes.submit(job(8))
-    wait_for_step(boxes, run, 6)
+    run = boxes.submit(job(3))
+    freeze(boxes, run, stepping(6, 20))
     boxes.kill_other()
     saved = [fact.step for fact in facts_of(run, CheckpointSaved)]
     boxes.start("train")
-    assert boxes.wait_for_event(run, "job.succeeded", "job.failed").type == "job.succeeded", boxes.logs()
-    as_planned(run, 8)
+    succeeds(boxes, run)
+    as_planned(run, 3)
     assert reasons(run) == ["worker_lost", "done"]
     resumed = facts_of(run, ModelLoaded)[1].resumed_step
     assert resumed is not None and resumed >= saved[-1]

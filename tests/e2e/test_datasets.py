@@ -2,43 +2,40 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import requests
 
+from tests.shared_stack import data_of, stop
 from tests.stack import Stack, tiny_job
 
 
-def test_an_upload_is_prepared_reported_on_and_kept(tmp_path: Path, data: Path) -> None:
-    with Stack(tmp_path / "home", data=data) as stack:
-        stack.start("service", "check", "prepare")
-        names = ("rows.jsonl", "held_out.jsonl")
-        for name in names:
-            with open(data / name, "rb") as file:
-                answer = requests.put(f"{stack.url}/datasets/{name}", data=file, timeout=10)
-            assert answer.status_code == 201, answer.text
-        job = tiny_job()
-        parts = {"max_input_tokens": 48, "max_target_tokens": 32}
-        rows = {"train": uri_of(stack, names[0]), "validation": uri_of(stack, names[1])}
-        run = stack.submit({**job, "data": {**parts, **rows}})
-        assert stack.wait_for_event(run, "job.queued", "job.failed").type == "job.queued"
-        assert run.plan().data.train == str(tmp_path / "home" / "uploads" / names[0] / names[0])
+def test_an_upload_is_prepared_reported_on_and_kept(stack: Stack) -> None:
+    stop(stack, "train")  # the job waits
+    content = {f"uploaded_{name}": (data_of(stack) / name).read_bytes() for name in ("rows.jsonl", "held_out.jsonl")}
+    for name, sent in content.items():
+        answer = requests.put(f"{stack.url}/datasets/{name}", data=sent, timeout=60)
+        assert answer.status_code == 201, answer.text
+    name = next(iter(content))
+    train, validation = (uri_of(stack, each) for each in content)
+    parts = {"max_input_tokens": 48, "max_target_tokens": 32}
+    job = tiny_job(data={"train": train, "validation": validation, **parts})
+    run = stack.submit(job)
+    assert stack.wait_for_event(run, "job.queued", "job.failed").type == "job.queued"
+    assert run.plan().data.train == str(stack.home / "uploads" / name / name)
 
-        lines = len((data / names[0]).read_text().splitlines())
-        dataset = requests.get(f"{stack.url}/datasets/{names[0]}", timeout=10).json()
-        assert (dataset["jobs"], dataset["in_use"], dataset["report_job"]) == ([run.id], True, run.id)
-        first = dataset["report"]["sources"][0]
-        assert (first["name"], first["rows_read"]) == (rows["train"], lines)
+    address = f"{stack.url}/datasets/{name}"
+    dataset = requests.get(address, timeout=60).json()
+    assert (dataset["jobs"], dataset["in_use"], dataset["report_job"]) == ([run.id], True, run.id)
+    first = dataset["report"]["sources"][0]
+    assert (first["name"], first["rows_read"]) == (train, len(content[name].splitlines()))
 
-        address = f"{stack.url}/datasets/{names[0]}"
-        refused = requests.delete(address, timeout=10)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (409, "dataset_in_use")
-        assert stack.post(run, "cancel").status_code == 200
-        assert requests.delete(address, timeout=10).status_code == 200
-        gone = requests.post(f"{stack.url}/jobs", json={**job, "data": {**parts, **rows}}, timeout=10)
-        assert (gone.status_code, gone.json()["error"]["param"]) == (422, "data.train")
+    refused = requests.delete(address, timeout=60)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "dataset_in_use")
+    assert stack.post(run, "cancel").status_code == 200
+    assert requests.delete(address, timeout=60).status_code == 200
+    gone = requests.post(f"{stack.url}/jobs", json=job, timeout=60)
+    assert (gone.status_code, gone.json()["error"]["param"]) == (422, "data.train")
 
 
 def uri_of(stack: Stack, name: str) -> str:
     """How a job names this data set, as the service says."""
-    return str(requests.get(f"{stack.url}/datasets/{name}", timeout=10).json()["uri"])
+    return str(requests.get(f"{stack.url}/datasets/{name}", timeout=60).json()["uri"])

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tests.fakes import WANDB_KEY, FakeDiscord, FakeWandb
+from tests.shared_stack import restarted, succeeds
 from tests.sinks.driving import closed
 from tests.sinks.wandb_runs import history, offline_files
-from tests.stack import ROLES, Stack, tiny_job
+from tests.stack import Stack, tiny_job
 
 
-def test_a_job_succeeds_while_discord_and_wandb_hang_and_both_hear_of_it_later(tmp_path: Path, data: Path) -> None:
+def test_a_job_succeeds_while_discord_and_wandb_hang_and_both_hear_of_it_later(stack: Stack) -> None:
     with FakeDiscord() as discord, FakeWandb() as wandb:
         discord.hang()
         wandb.hang()
         told = {"DISCORD_WEBHOOK": discord.url, "WANDB_API_KEY": WANDB_KEY, "WANDB_BASE_URL": wandb.url}
-        with Stack(tmp_path / "home", data=data, environment=told) as stack:
-            stack.start(*ROLES)
+        with restarted(stack, "publish", **told):
             run = stack.submit(tiny_job())
-            stack.wait_for_event(run, "job.succeeded", "job.failed")
-            assert run.events()[-1].type == "job.succeeded"
+            succeeds(stack, run)
             assert discord.requests, "it was asked while the job ran"
             assert not discord.messages
             assert not wandb.runs
 
             discord.release()
-            discord.wait_for(lambda: "tiny: done" in discord.titles, timeout_s=60)
+            discord.wait_for(lambda: "tiny: done" in discord.titles, timeout_s=300)
             assert discord.titles == ["tiny: attempt 1 ended", "tiny: done"]
             assert all("attempt 1" in message.footer for message in discord.messages)
             stack.wait_for(lambda: closed(run, "wandb") or None, "the W&B run, offline by now, to end")

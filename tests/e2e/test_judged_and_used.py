@@ -7,20 +7,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import ctranslate2
-import pytest
 from transformers import AutoTokenizer
 
+from tests.e2e.conftest import LONGHAUL, TOKEN
 from tests.local import Local
-from tests.training.hub_server import Hub, running_hub
+from tests.training.hub_server import Hub
 
-LONGHAUL = str(Path(sys.executable).with_name("longhaul"))
-TOKEN = "hf_plantedPlantedPlantedPlanted"
 WORDS = ["bread", "soup", "cake", "salad", "pasta", "stew", "rice", "curry"]
 TUNED = {
     "name": "tuned",
@@ -41,25 +36,6 @@ def orders(first: int, count: int) -> str:
     )
 
 
-@pytest.fixture(scope="module")
-def hub() -> Iterator[Hub]:
-    with pytest.MonkeyPatch.context() as patch, running_hub(patch) as server:
-        server.token = TOKEN
-        yield server
-
-
-@pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory, hub: Hub) -> Iterator[Local]:
-    folder = tmp_path_factory.mktemp("judged")
-    (folder / "data").mkdir()
-    (folder / "data" / "orders.jsonl").write_text(orders(0, 160))
-    (folder / "data" / "later.jsonl").write_text(orders(500, 32))
-    (folder / "tuned.json").write_text(json.dumps(TUNED))
-    environment = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0"}
-    with Local(folder, [LONGHAUL, "local"], environment=environment) as local:
-        yield local
-
-
 def said(local: Local, *command: str) -> str:
     """What a command prints; it has to succeed."""
     done = subprocess.run(command, cwd=local.folder, env=local.environment, capture_output=True, text=True, timeout=900)
@@ -74,6 +50,9 @@ def curled(local: Local, path: str, body: dict[str, Any] | None = None) -> Any:
 
 
 def test_a_model_is_judged_tried_and_taken_away(local: Local, hub: Hub) -> None:
+    (local.folder / "data" / "orders.jsonl").write_text(orders(0, 160))
+    (local.folder / "data" / "later.jsonl").write_text(orders(500, 32))
+    (local.folder / "tuned.json").write_text(json.dumps(TUNED))
     # Is it any good?
     shown = said(local, LONGHAUL, "submit", "tuned.json", "--watch")
     assert "better than the base model" in " ".join(shown.split())

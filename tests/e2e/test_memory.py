@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -25,6 +25,7 @@ from jobs.memory_plan import TEST_LIMIT
 from jobs.sweeps.directory import find
 from jobs.sweeps.record import TrialRecord
 from tests.facts import facts_of
+from tests.shared_stack import data_of, restarted
 from tests.stack import Stack
 
 MIB = 2**20
@@ -32,7 +33,6 @@ RECOVERS_AT = 52 * MIB
 """Of a window from 47.5 to 57.8."""
 FLOOR = 34 * MIB
 """One row of 256/256 needs 36.1, its two largest tensors 2 each: a window from 33.6 to 36.1."""
-TIMEOUT_S = 180.0
 
 
 def text(draw: random.Random, words: int) -> str:
@@ -41,19 +41,13 @@ def text(draw: random.Random, words: int) -> str:
     return " ".join("".join(draw.choices(syllables, k=2)) for _ in range(words))
 
 
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """All but a train worker, whose limit is the test's."""
-    home = tmp_path_factory.mktemp("memory")
-    data, draw = home / "data", random.Random(3)
-    data.mkdir()
-    for name, count in (("rows", 96), ("few", 8), ("held_out", 4)):
-        words = 20 if name == "held_out" else 260
+@pytest.fixture(autouse=True)
+def _rows(stack: Stack) -> None:
+    draw = random.Random(3)
+    for name, count in (("many", 96), ("few", 8), ("short", 4)):
+        words = 20 if name == "short" else 260
         rows = [{"input": text(draw, words), "target": text(draw, words)} for _ in range(count)]
-        (data / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with Stack(home / "home", data=data) as stack:
-        stack.start("service", "check", "prepare")
-        yield stack
+        (data_of(stack) / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def job(rows: str, tokens: int, *, batch_size: int, **memory: Any) -> dict[str, Any]:
@@ -62,7 +56,7 @@ def job(rows: str, tokens: int, *, batch_size: int, **memory: Any) -> dict[str, 
         "name": "memory",
         "model": "builtin:t5-tiny",
         "data": {
-            "train": f"{rows}.jsonl", "validation": "held_out.jsonl", "max_input_tokens": tokens,
+            "train": f"{rows}.jsonl", "validation": "short.jsonl", "max_input_tokens": tokens,
             "max_target_tokens": tokens,
         },
         "training": {"epochs": 2, "batch_size": batch_size, "learning_rate": 0.003, "dropout": 0.0},
@@ -73,23 +67,22 @@ def job(rows: str, tokens: int, *, batch_size: int, **memory: Any) -> dict[str, 
     }  # fmt: skip
 
 
+def limited(stack: Stack, limit: int | None) -> AbstractContextManager[None]:
+    """Within, attempts get so many bytes."""
+    return nullcontext() if limit is None else restarted(stack, "train", **{TEST_LIMIT: str(limit)})
+
+
 def ended(stack: Stack, spec: dict[str, Any], limit: int | None) -> tuple[RunDir, JobSucceeded | JobFailed]:
-    """The job and its end, with a train worker whose attempts get `limit` bytes."""
-    stack.environment.pop(TEST_LIMIT, None)
-    if limit is not None:
-        stack.environment[TEST_LIMIT] = str(limit)
-    stack.start("train")
-    try:
+    """The job and its end, with attempts that get `limit` bytes."""
+    with limited(stack, limit):
         run = stack.submit(spec)
-        end = stack.wait_for_event(run, "job.succeeded", "job.failed", timeout=TIMEOUT_S).fact
-    finally:
-        stack.stop("train")
+        end = stack.wait_for_event(run, "job.succeeded", "job.failed").fact
     assert isinstance(end, (JobSucceeded, JobFailed))
     return run, end
 
 
 def test_a_job_that_gets_less_than_it_needs_recovers_and_learns_the_same(stack: Stack) -> None:
-    spec = job("rows", 128, batch_size=48, micro_batch=8)
+    spec = job("many", 128, batch_size=48, micro_batch=8)
     free, without = ended(stack, spec, None)
     short, with_limit = ended(stack, spec, RECOVERS_AT)
     assert isinstance(without, JobSucceeded) and isinstance(with_limit, JobSucceeded), stack.logs()
@@ -131,7 +124,7 @@ def test_under_the_floor_it_fails_with_what_would_fit(stack: Stack) -> None:
 
 
 def test_a_micro_batch_that_does_not_fit_the_budget_is_refused_with_the_nearest_that_does(stack: Stack) -> None:
-    run = stack.submit(job("rows", 128, batch_size=48, micro_batch=8, budget=0.05))
+    run = stack.submit(job("many", 128, batch_size=48, micro_batch=8, budget=0.05))
     failed = stack.wait_for_event(run, "job.failed", "job.checked").fact
     assert isinstance(failed, JobFailed)
     assert failed.error.code == "does_not_fit"
@@ -144,29 +137,23 @@ def test_a_micro_batch_that_does_not_fit_the_budget_is_refused_with_the_nearest_
 def test_a_trial_that_runs_out_of_memory_is_a_result_and_the_others_learn_what_they_do_without_it(stack: Stack) -> None:
     def trials(limit: int | None, *micro_batches: int) -> dict[Any, TrialRecord]:
         """Those of a sweep that has ended, by micro-batch."""
-        stack.environment.pop(TEST_LIMIT, None)
-        if limit is not None:
-            stack.environment[TEST_LIMIT] = str(limit)
         body = {
-            "job": job("rows", 128, batch_size=48, on_oom="fail"),
+            "job": job("many", 128, batch_size=48, on_oom="fail"),
             "space": {"memory.micro_batch": [*micro_batches]},
             "sampler": "grid",
             "keep_models": "all",
         }
-        stack.start("train", "publish")
-        try:
-            answer = requests.post(f"{stack.url}/sweeps", json=body, timeout=10)
+        with limited(stack, limit):
+            answer = requests.post(f"{stack.url}/sweeps", json=body, timeout=60)
             assert answer.status_code == 202, answer.text
             sweep = find(stack.runs, answer.json()["id"])
             record = stack.wait_for(
-                lambda: each if (each := sweep.record()).ended is not None else None, "the end of the sweep", TIMEOUT_S
+                lambda: each if (each := sweep.record()).ended is not None else None, "the end of the sweep", 200
             )
-        finally:
-            stack.stop("publish")
-            stack.stop("train")
         return {trial.settings["memory.micro_batch"]: trial for trial in record.trials}
 
-    short, free = trials(RECOVERS_AT, 2, 8, 4), trials(None, 2, 4)
+    free = trials(None, 4, 2)
+    short = trials(RECOVERS_AT, 8, 4)
     failed = short.pop(8)
     assert failed.outcome == "failed" and failed.error is not None and failed.error.code == "out_of_memory"
     for micro_batch, trial in short.items():

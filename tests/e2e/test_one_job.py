@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import requests
 import torch
@@ -16,7 +15,8 @@ from jobs.state import Status
 from jobs.version import VERSION, library_versions
 from tests.facts import facts_of
 from tests.fakes import FakeDiscord, FakeWandb
-from tests.stack import ROLES, Stack, tiny_job
+from tests.shared_stack import restarted, succeeds
+from tests.stack import Stack, tiny_job
 
 WANDB_KEY = "f4ke" + "0123456789abcdef" * 2 + "beef"
 LIFE = [
@@ -26,13 +26,12 @@ LIFE = [
 ]  # fmt: skip
 
 
-def test_one_job_end_to_end(tmp_path: Path, data: Path) -> None:
+def test_one_job_end_to_end(stack: Stack) -> None:
     with FakeDiscord() as discord, FakeWandb() as wandb:
         told = {"DISCORD_WEBHOOK": discord.url, "WANDB_API_KEY": WANDB_KEY, "WANDB_BASE_URL": wandb.url}
-        with Stack(tmp_path / "home", data=data, environment=told) as stack:
-            stack.start(*ROLES)
+        with restarted(stack, "publish", **told):
             run = stack.submit(tiny_job())
-            stack.wait_for_event(run, "job.succeeded", "job.failed")
+            succeeds(stack, run)
 
             events = run.events()
             assert [event.type for event in events] == LIFE
@@ -40,7 +39,7 @@ def test_one_job_end_to_end(tmp_path: Path, data: Path) -> None:
             store = Store(connect(stack.redis.url))
             stack.wait_for(lambda: store.number(run.id) == len(LIFE) or None, "the projection, made after the append")
             assert store.events(run.id) == events
-            listed = requests.get(f"{stack.url}/jobs/{run.id}/events", timeout=5).json()["data"]
+            listed = requests.get(f"{stack.url}/jobs/{run.id}/events", timeout=60).json()["data"]
             assert [event["type"] for event in listed] == LIFE
 
             (started,) = facts_of(run, AttemptStarted)
@@ -62,7 +61,7 @@ def test_one_job_end_to_end(tmp_path: Path, data: Path) -> None:
             assert rows[-1].eta_s > 0, "the last evaluation and checkpoint are still to come"
 
             # Discord: progress in one message, edited in place; then completion with the loss curve; all within limits
-            discord.wait_for(lambda: "tiny: done" in discord.titles)
+            discord.wait_for(lambda: "tiny: done" in discord.titles, 300)
             assert len(discord.messages) == 2 and discord.problems == []
             progress, completion = discord.messages
             assert len(progress.versions) > 1

@@ -12,7 +12,9 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from jobs.disk.rundir import RunDir
 from jobs.spec import JobSpec
+from tests.processes import continue_once_asked, freeze, stepping, thaw
 from tests.service.pages.watched import WatchedPage
+from tests.shared_stack import data_of, emptied, stop
 from tests.stack import ROOT, Stack
 
 EXAMPLES = ROOT / "examples"
@@ -22,8 +24,9 @@ CHECKED_MS = 300_000.0
 
 
 @pytest.fixture
-def stack(tmp_path: Path, data: Path) -> Stack:
-    return Stack(tmp_path / "home", data=data)
+def stack(stack: Stack) -> Stack:
+    """Its pages list no job."""
+    return emptied(stack)
 
 
 def press(page: Page, target: Locator, key: str = "Enter") -> None:
@@ -61,9 +64,9 @@ def test_rows_of_three_formats_are_recognized_shown_and_planned(stack: Stack, tm
     ]
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text(json.dumps({HOSTILE: 1, "b": 2}) + "\n")
-    with stack, WatchedPage(browser) as watched:
+    stop(stack, "prepare", "train")
+    with WatchedPage(browser) as watched:
         watched.expected = ["409"]  # a dry run is deleted while its worker still lets go of it
-        stack.start("service", "check")
         page = watched.page
         for file, read_as, suggested, model in formats:
             page.goto(f"{stack.url}/new")
@@ -90,12 +93,9 @@ def test_rows_of_three_formats_are_recognized_shown_and_planned(stack: Stack, tm
         assert watched.faults == []
 
 
-def test_from_a_file_to_a_model_and_a_comparison_by_keyboard_across_a_restart(
-    stack: Stack, browser: Browser, data: Path
-) -> None:
-    with stack, WatchedPage(browser) as watched:
+def test_from_a_file_to_a_model_and_a_comparison_by_keyboard_across_a_restart(stack: Stack, browser: Browser) -> None:
+    with WatchedPage(browser) as watched:
         watched.expected = ["net::ERR_", "409"]  # the service is killed
-        stack.start("service", "check", "prepare", "train")
         page = watched.page
         page.goto(stack.url)
         press(page, page.get_by_role("link", name="New job").first)
@@ -103,7 +103,7 @@ def test_from_a_file_to_a_model_and_a_comparison_by_keyboard_across_a_restart(
         # upload → preview
         with page.expect_file_chooser() as chooser:
             press(page, page.locator("#file"))
-        chooser.value.set_files(data / "rows.jsonl")
+        chooser.value.set_files(data_of(stack) / "rows.jsonl")
         page.get_by_text("Read as recipes").wait_for(timeout=CHECKED_MS)
         # answers, with one of what is behind "more" → plan; the service goes away meanwhile
         press(page, page.locator("button[data-model='builtin:t5-tiny']"))
@@ -127,11 +127,15 @@ def test_from_a_file_to_a_model_and_a_comparison_by_keyboard_across_a_restart(
 
         # live curve
         charts = page.locator("#charts")
+        trainer = freeze(stack, run, stepping(20, 100))
         page.locator("#charts:not([data-drawn='0'])[data-drawn]").wait_for(timeout=CHECKED_MS)
         drawn = int(charts.get_attribute("data-drawn") or 0)
+        thaw(trainer)
+        freeze(stack, run, stepping(120, 220))
         stack.wait_for(lambda: int(charts.get_attribute("data-drawn") or 0) > drawn or None, "the curve to go on")
         # → pause → service killed and started → resume
         press(page, page.get_by_role("button", name="Pause"))
+        continue_once_asked(stack, trainer)
         page.locator("h1 .state.paused").wait_for(timeout=CHECKED_MS)
         paused_at = run.record().progress_step
         assert 0 < paused_at < 240
@@ -142,7 +146,7 @@ def test_from_a_file_to_a_model_and_a_comparison_by_keyboard_across_a_restart(
         press(page, page.get_by_role("button", name="Resume"))
         # → finished, with every point of the curve
         page.locator("h1 .state.succeeded").wait_for(timeout=CHECKED_MS)
-        expect(charts).to_have_attribute("data-drawn", "120", timeout=60_000)
+        expect(charts).to_have_attribute("data-drawn", "120", timeout=CHECKED_MS)
         # → compare with a clone, before it trains: what differs, and nothing else
         job = page.url
         stack.kill("train")

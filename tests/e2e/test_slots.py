@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from jobs.disk.rundir import RunDir
 from jobs.events import AttemptStarted
-from jobs.heartbeat import Worker
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
-from tests.conftest import ROWS
-from tests.e2e.test_sweeps import SWEEP, ended, submit, weights
+from tests.e2e.test_sweeps import SWEEP, ended, submit, trial_of, weights
 from tests.facts import facts_of
+from tests.processes import freeze, resumable, thaw
+from tests.shared_stack import restarted, succeeds
 from tests.stack import Stack
 
 
@@ -28,33 +31,25 @@ def overlap(one: RunDir, other: RunDir) -> bool:
     return any(a < d and c < b for a, b in spans(one) for c, d in spans(other))
 
 
-def test_trials_share_a_cpu_and_one_slot_may_be_killed(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "tickets.jsonl").write_bytes((ROWS.parent / "tickets.jsonl").read_bytes())
-    with Stack(tmp_path / "home", data=data, environment={"LONGHAUL_TRIALS_AT_ONCE": "2"}) as stack:
-        del stack.environment["OMP_NUM_THREADS"]
-        stack.start("service", "check", "prepare", "train", "publish")
-        store = Store(connect(stack.redis.url))
-
-        def slots() -> list[Worker] | None:
-            """The workers of slot 0 and 1, once each trains."""
-            found = {each.slot: each for each in store.workers.all() if each.stage == "train" and each.job}
-            return [found[0], found[1]] if len(found) == 2 else None
-
-        sweep = submit(stack, {**SWEEP, "max_trials": 2})
-        workers = stack.wait_for(slots, "a trial in each slot")
+def test_trials_share_a_cpu_and_one_slot_may_be_killed(stack: Stack) -> None:
+    with restarted(stack, "train", without=("OMP_NUM_THREADS",), LONGHAUL_TRIALS_AT_ONCE="2"):
+        sweep = submit(stack, SWEEP)
+        trials = [trial_of(stack, sweep, number) for number in range(2)]
+        with ThreadPoolExecutor() as pool:  # once each has a checkpoint, and trains
+            pids = list(pool.map(partial(freeze, stack, moment=resumable), trials))
+        trainers = {trial.id: pid for trial, pid in zip(trials, pids, strict=True)}
+        found = {each.slot: each for each in Store(connect(stack.redis.url)).workers.all() if each.job in trainers}
+        workers = [found[0], found[1]]
         runs = [RunDir(stack.runs / (worker.job or "")) for worker in workers]
-        stack.wait_for(lambda: all(run.record().progress_step for run in runs) or None, "a checkpoint of each")
         threads = str(max(1, len(os.sched_getaffinity(0)) // 2)).encode()
         for worker in workers:
             environment = Path(f"/proc/{worker.pid}/environ").read_bytes().split(b"\0")
             assert b"OMP_NUM_THREADS=" + threads in environment
         jobs = [stack.submit(run.spec().model_dump(mode="json")) for run in runs]
-        os.kill(workers[1].pid or 0, 9)
+        os.kill(workers[1].pid or 0, signal.SIGKILL)
+        thaw(trainers[runs[0].id])
         record = ended(stack, sweep)
-        for job in jobs:
-            stack.wait_for_event(job, "job.succeeded", "job.failed")
+        succeeds(stack, *jobs)
 
     assert record.counts == {"succeeded": 2} and overlap(*runs)
     assert [len(facts_of(run, AttemptStarted)) for run in runs] == [1, 2], "only the one in the killed slot began again"

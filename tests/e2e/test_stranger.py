@@ -9,46 +9,35 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from tests.conftest import ROWS
-from tests.local import Local
+from jobs.disk.rundir import RunDir
+from tests.e2e.conftest import LONGHAUL
+from tests.local import Local, until
+from tests.processes import freeze, resumable, signalled, thaw
 
-LONGHAUL = str(Path(sys.executable).with_name("longhaul"))
 JOB = {
     "name": "stranger",
     "model": "builtin:t5-tiny",
     "data": {"train": "dataset:rows.jsonl", "validation": 0.2, "max_input_tokens": 48, "max_target_tokens": 32},
-    "training": {"epochs": 60, "batch_size": 8, "learning_rate": 0.003},
+    "training": {"epochs": 20, "batch_size": 8, "learning_rate": 0.003},
     "log": {"every_steps": 2},
-    "evaluation": {"every_steps": 120, "samples": 0},
+    "evaluation": {"every_steps": 50, "samples": 0},
     "checkpoint": {"every_steps": 20},
 }
 
 
-@pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """Everything on loopback, in a folder with rows and a job file that are not in the data directory."""
-    folder = tmp_path_factory.mktemp("stranger")
-    (folder / "data").mkdir()
-    (folder / "rows.jsonl").write_text("".join(ROWS.read_text().splitlines(keepends=True)[:48]))
-    (folder / "job.json").write_text(json.dumps(JOB))
-    with Local(folder, [LONGHAUL, "local"]) as local:
-        yield local
-
-
 class Shell:
-    """Commands in the stranger's folder."""
+    """Commands in the stranger's folder, which has rows and a job file that are not in the data directory."""
 
     def __init__(self, local: Local) -> None:
         self.local = local
+        (local.folder / "job.json").write_text(json.dumps(JOB))
 
     def __call__(self, *command: str, code: int = 0) -> str:
         """What it prints; it has to end with this code."""
@@ -76,6 +65,15 @@ class Shell:
                     break
             return [*lines, *process.stdout], process.wait(300)
 
+    def frozen(self, job: str) -> int:
+        """The job's trainer, which stands still once it has a checkpoint."""
+        return freeze(self.local, RunDir(self.local.folder / "runs" / job), resumable)
+
+    def thaw(self, trainer: int) -> None:
+        """Let it go on when it has been asked to stop."""
+        until(lambda: signalled(trainer, signal.SIGTERM), self.local.logs)
+        thaw(trainer)
+
 
 def writes(model: Path) -> bool:
     """Whether the model in this folder, opened by transformers alone, writes something."""
@@ -92,9 +90,11 @@ def test_with_the_command(local: Local) -> None:
     assert shell.json(LONGHAUL, "plan", "job.json", "--json")["status"] == "validated"
     job = shell.json(LONGHAUL, "submit", "job.json", "--json")["id"]
 
+    trainer = shell.frozen(job)
     lines, code = shell.left(LONGHAUL, "watch", job, at="checkpoint saved")
     assert code == 130 and f"watch it again with: longhaul watch {job}" in lines[-1]
     assert "pause requested" in shell(LONGHAUL, "pause", job)
+    shell.thaw(trainer)
     followed, _ = shell.left(LONGHAUL, "events", job, "--follow", "--json", at='"type": "attempt.ended"')
     ended = json.loads(next(line for line in followed if '"type": "attempt.ended"' in line))
     assert ended["data"]["reason"] == "interrupted"
@@ -130,10 +130,12 @@ def test_with_curl_alone(local: Local) -> None:
     job = shell.json(*curl, f"{url}/jobs", "-H", "Idempotency-Key: mine", "-d", "@job.json")["id"]
     assert shell.json(*curl, f"{url}/jobs", "-H", "Idempotency-Key: mine", "-d", "@job.json")["id"] == job
 
+    trainer = shell.frozen(job)
     events = f"{url}/jobs/{job}/events"
     lines, _ = shell.left(*curl, *live, events, at="event: checkpoint.saved")
     first = numbers(lines)
     assert shell.json(*curl, "-X", "POST", f"{url}/jobs/{job}/pause")["requested"] == "pause"
+    shell.thaw(trainer)
     lines, _ = shell.left(*curl, *live, "-H", f"Last-Event-ID: {first[-1]}", events, at="event: attempt.ended")
     second = numbers(lines)
     assert first + second == list(range(1, len(first + second) + 1))

@@ -41,12 +41,19 @@ class FakeCloud:
 
     def environment(self, kind: str, **more: object) -> dict[str, str]:
         """Variables of a train worker that has its jobs trained here, on the CPU; `more`: keys of the engine."""
-        keys: dict[str, object] = {
-            "kind": kind, "device": "cpu", "directory": str(ROOT), "python": [sys.executable], "look_every_s": 0.5,
-            "environment": {"OMP_NUM_THREADS": "1"}, "bucket": self.bucket, "node_folder": str(self.disk), **more,
+        return self.environment_of(cloud={"kind": kind, **more})
+
+    def environment_of(self, **engines: dict[str, object]) -> dict[str, str]:
+        """The same for several, by name."""
+        common: dict[str, object] = {
+            "device": "cpu", "directory": str(ROOT), "python": [sys.executable], "look_every_s": 0.5,
+            "environment": {"OMP_NUM_THREADS": "1"}, "bucket": self.bucket, "node_folder": str(self.disk),
         }  # fmt: skip
+        lines = []
+        for name, more in engines.items():
+            lines += [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in (common | more).items()), ""]
         file = self.folder.parent / "engines.toml"
-        file.write_text("\n".join(["[cloud]", *(f"{name} = {_toml(value)}" for name, value in keys.items()), ""]))
+        file.write_text("\n".join(lines))
         return {"PATH": f"{self.bin}:{os.environ['PATH']}", "LONGHAUL_ENGINES": str(file)}
 
     def tell(self, what: str, words: str = "") -> None:

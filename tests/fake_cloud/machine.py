@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
-GRACE_S = 20.0
+GRACE_S = 300.0
 """Between SIGTERM and SIGKILL."""
 TICK_S = 0.05
 

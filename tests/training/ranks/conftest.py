@@ -1,17 +1,20 @@
-"""What tests of attempts on several ranks share: processes that find the code, and a look at those of other ranks."""
+"""What tests of attempts on several ranks share: processes that find the code, and what is done to other ranks."""
 
 from __future__ import annotations
 
 import os
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-WAIT_S = 120.0
+from jobs.disk.rundir import RunDir
+from tests.training.attempts import logged
+from worker.training.journal import Journal
+from worker.training.settings import TrainerSettings
+from worker.training.stop import StopSignal
+from worker.training.train import train
 
 
 @pytest.fixture(autouse=True)
@@ -26,22 +29,32 @@ def followers() -> list[int]:
     return [int(pid) for pid in children if b"follow" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-@contextmanager
-def meanwhile(condition: Callable[[], bool], then: Callable[[], object]) -> Iterator[None]:
-    """While an attempt runs in this thread, another one waits for something and acts."""
-    failed: list[str] = []
+def signal_followers(signum: signal.Signals) -> list[int]:
+    """Send it to the other ranks. Returns their pids."""
+    found = followers()
+    for pid in found:
+        os.kill(pid, signum)
+    return found
 
-    def watch() -> None:
-        until = time.monotonic() + WAIT_S
-        while not condition():
-            if time.monotonic() > until:
-                failed.append("it did not happen")
-                return
-            time.sleep(0.01)
-        then()
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    yield
-    thread.join()
-    assert not failed
+class After(StopSignal):
+    """Once so many steps are logged, rank 0 does something when it looks whether it is to stop; it is at `stop`."""
+
+    def __init__(self, run: RunDir, steps: int, act: Callable[[], object], *, stop: int | None = None) -> None:
+        super().__init__()
+        self._run, self._steps, self._act, self._stop = run, steps, act, stop
+        self.done = False
+
+    def asked(self) -> bool:
+        """See `StopSignal`."""
+        steps = len(logged(self._run))
+        if not self.done and steps >= self._steps:
+            self.done = True
+            self._act()
+        return self._stop is not None and steps >= self._stop
+
+
+def attempt_with(run: RunDir, number: int, stop: StopSignal) -> int:
+    """As `attempt`, with this in place of SIGTERM."""
+    settings = TrainerSettings(data=Path(), prepared=Path(), models=Path(), device="cpu", offline=True)
+    return train(run, settings, Journal(run.attempt_file(number)), stop, number)
