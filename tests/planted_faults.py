@@ -271,7 +271,7 @@ def _cpu_seconds() -> float:
 
 
 @dataclass
-class Run:
+class ForkEnd:
     """How the tests of one fork have ended."""
 
     failed: str | None
@@ -297,7 +297,7 @@ class Plot:
         (self.folder / file).write_bytes(source)
         os.utime(self.folder / file, (1_000_000_000 + self._written,) * 2)
 
-    def run(self, tests: Iterable[str], seconds: float) -> Run:
+    def run(self, tests: Iterable[str], seconds: float) -> ForkEnd:
         """In a fork, until one fails."""
         answer = self.folder / ".planted"
         answer.unlink(missing_ok=True)
@@ -318,7 +318,7 @@ class Plot:
             time.sleep(0.05)
         with suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)  # what its tests have left
-        return Run(**json.loads(answer.read_text())) if answer.exists() else Run("", seconds, late=False)
+        return ForkEnd(**json.loads(answer.read_text())) if answer.exists() else ForkEnd("", seconds, late=False)
 
     def _in_child(self, answer: Path, tests: list[str], seconds: float) -> None:
         os.setsid()
