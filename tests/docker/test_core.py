@@ -20,8 +20,9 @@ def test_a_job_is_stopped_half_way_finished_after_a_restart_and_left_by_down(con
     [checkpoint] = run.checkpoints.glob("step-*")
     assert int(checkpoint.name.removeprefix("step-")) >= stopped_at > 0
 
-    containers.up()
-    containers.wait_for_status(run, "succeeded")
+    containers.compose("up", "-d")
+    containers.wait_for(lambda: containers.healthy("service") or None, "the service", 300)
+    containers.wait_for_status(run, "succeeded", 600)
     assert reasons(run) == ["interrupted", "done"]
     made = [run.path, run.model, *run.model.iterdir(), run.events_file]
     assert {(path.stat().st_uid, path.stat().st_gid) for path in made} == {
