@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -104,7 +105,8 @@ def _of_torch() -> list[Shared]:
     ]
 
 
-def _what_leaks(path: Path) -> Iterator[None]:
+def what_leaks(path: Path) -> Iterator[None]:
+    """Between its two ends runs the test of a file: what it has changed is a failure, or is put back."""
     before = [(shared, shared.get()) for shared in (*OF_THE_PROCESS, *_of_torch())]
     yield
     changed = [(shared, was, now) for shared, was in before if (now := shared.get()) != was]
@@ -122,11 +124,16 @@ def _what_leaks(path: Path) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Set up before all that a test asks for, torn down after it. What longer fixtures set up is theirs."""
-    yield from _what_leaks(request.path)
+    """Set up before all that a test asks for, torn down after it. What longer fixtures set up is theirs.
+
+    What torch draws is the test's own, too, whoever has drawn before; pytest-randomly does it for Python and numpy.
+    """
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(crc32(request.node.nodeid.encode()))
+    yield from what_leaks(request.path)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_leaks_from_a_module(request: pytest.FixtureRequest) -> Iterator[None]:
     """The same for what a module's own fixtures set up."""
-    yield from _what_leaks(request.path)
+    yield from what_leaks(request.path)
