@@ -20,14 +20,9 @@ from worker.training.dataset.tokens import TokenizerState
 WORDS = ["knead", "the", "dough,", "bake", "it", "until", "golden;", "let", "cool", "on", "a", "rack", "with", "crème"]
 TEXTS = [" ".join(WORDS[n % 7 : n % 19 + 3]) + f" {n}" for n in range(300)]
 ROWS = [
-    *TEXTS,
-    *PROBES,
-    "Ünïcode, naïve café",
-    "1/2 cup, 3½ tbsp",
-    "tabs\t\tand   spaces  ",
-    "İstanbul",
+    *TEXTS, *PROBES, "Ünïcode, naïve café", "1/2 cup, 3½ tbsp", "tabs\t\tand   spaces  ", "İstanbul",
     "don't they'll I'd",
-]
+]  # fmt: skip
 
 
 @pytest.fixture(scope="session")

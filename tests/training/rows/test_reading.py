@@ -27,17 +27,8 @@ from worker.training.rows.row import Block, Reader, Row, reencode
 from worker.training.rows.sources import DataFile, Source
 
 RAW_ODD = [
-    "plain",
-    "",
-    'say "hi"',
-    "a,b;c\td|e",
-    "two\nlines",
-    "CRLF\r\nhere",
-    "nul \0 byte",
-    "½ é 漢 🍞",
-    "'",
-    " pad ",
-]
+    "plain", "", 'say "hi"', "a,b;c\td|e", "two\nlines", "CRLF\r\nhere", "nul \0 byte", "½ é 漢 🍞", "'", " pad ",
+]  # fmt: skip
 
 
 def zstd(content: bytes) -> bytes:
@@ -350,13 +341,11 @@ def test_an_over_long_line_is_passed_over_and_the_next_one_is_read(tmp_path: Pat
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ('{"question": "a", "answer"', "bad JSON"),
-        ("[" * 100_000 + "\n", "bad JSON"),
-        ('{"a": ' + "9" * 5000 + "}", "bad JSON"),
-        ("[1]", "not a JSON object"),
+        ('{"question": "a", "answer"', "bad JSON"), ("[" * 100_000 + "\n", "bad JSON"),
+        ('{"a": ' + "9" * 5000 + "}", "bad JSON"), ("[1]", "not a JSON object"),
         ('"text"', "not a JSON object"),
     ],
-)
+)  # fmt: skip
 def test_a_line_that_is_no_object_says_why(tmp_path: Path, line: str, reason: str) -> None:
     rows = read(tmp_path, f"{{}}\n{line}".encode())
     assert [(row.defect, row.text) for row in rows] == [(None, "{}\n"), (reason, line)]
@@ -426,14 +415,9 @@ def found(tmp_path: Path, content: str) -> list[tuple[int, list[Any] | str | Non
 def test_rows_of_a_table_have_the_lines_that_an_editor_shows(tmp_path: Path) -> None:
     content = '\n\na,b\n1,2\n\n"x\ny\n\nz",3\n"q ""r"" s",\n,\n5\n6,7,8\nlast,"row"'
     assert found(tmp_path, content) == [
-        (4, ["1", "2"]),
-        (6, ["x\ny\n\nz", "3"]),
-        (10, ['q "r" s', ""]),
-        (11, ["", ""]),
-        (12, "wrong number of fields"),
-        (13, "wrong number of fields"),
-        (14, ["last", "row"]),
-    ]
+        (4, ["1", "2"]), (6, ["x\ny\n\nz", "3"]), (10, ['q "r" s', ""]), (11, ["", ""]),
+        (12, "wrong number of fields"), (13, "wrong number of fields"), (14, ["last", "row"]),
+    ]  # fmt: skip
     reader = reader_of(tmp_path, content.encode(), "rows.csv")
     all_rows(reader)
     assert reader.blank_lines == 3
@@ -486,12 +470,9 @@ def test_the_first_line_that_excel_writes_names_the_delimiter(tmp_path: Path, fi
 
 def test_delimiters_of_empty_columns_behind_the_last_are_left_out(tmp_path: Path) -> None:
     assert found(tmp_path, "a,b,,\n1,2,,\n3,4\n5,6,7,\n8\n9,,\n") == [
-        (2, ["1", "2"]),
-        (3, ["3", "4"]),
-        (4, "wrong number of fields"),
-        (5, "wrong number of fields"),
+        (2, ["1", "2"]), (3, ["3", "4"]), (4, "wrong number of fields"), (5, "wrong number of fields"),
         (6, ["9", ""]),
-    ]
+    ]  # fmt: skip
     assert refusal(tmp_path, b",,\n1,2,3\n", "rows.csv").detail_code == "bad_header"
 
 

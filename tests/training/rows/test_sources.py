@@ -48,15 +48,11 @@ def test_a_path_outside_the_data_directory_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "code"),
     [
-        ("missing.jsonl", "file_missing"),
-        ("empty.jsonl/below", "file_missing"),
-        ("nul\0.jsonl", "file_missing"),
-        ("loop", "file_missing"),
-        ("empty.jsonl", "file_empty"),
-        ("folder", "not_a_file"),
-        ("pipe", "not_a_file"),
+        ("missing.jsonl", "file_missing"), ("empty.jsonl/below", "file_missing"),
+        ("nul\0.jsonl", "file_missing"), ("loop", "file_missing"), ("empty.jsonl", "file_empty"),
+        ("folder", "not_a_file"), ("pipe", "not_a_file"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_file_of_rows_is_named(tmp_path: Path, name: str, code: str) -> None:
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "folder").mkdir()
