@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 import pytest
 import torch
@@ -23,6 +24,13 @@ from tests.training.conftest import (
 )
 
 DEVICE = torch.device(os.environ.get("LONGHAUL_TEST_DEVICE", "cuda"))
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """An attempt in the process of a test sets variables that its own would end with: which GPUs it sees, for one."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture

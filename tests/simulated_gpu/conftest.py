@@ -6,8 +6,12 @@ import importlib.util
 
 import pytest
 
+from tests.gpu.conftest import own_environment as own_environment
 from tests.training.conftest import (
     _made_model as _made_model,
+)
+from tests.training.conftest import (
+    _one_thread as _one_thread,
 )
 from tests.training.conftest import (
     dataset_folder as dataset_folder,
