@@ -14,16 +14,14 @@ import pytest
 from jobs.disk.rundir import RunDir
 from jobs.gpus import GpuFacts
 from jobs.process.lifeline import PARENT_PID
-from jobs.reasons import Reason
 from jobs.text.units import GIB, MIB
-from tests.simulated_gpu.test_turing import python
-from tests.training.attempts import finished
+from tests.simulated_gpu.trainers import TURING, train
 from tests.training.workplace import Workplace, pairs
 from worker.child import JsonChild
 from worker.training.machine.locks import try_lock
 from worker.training.planning.memory_plan import CONTEXT_BYTES
 
-pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(1200)]
 GPU = GpuFacts("Quadro RTX 6000", 24_220 * MIB, native_bf16=False)
 
 
@@ -36,15 +34,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     training = {"epochs": 1, "batch_size": 8}
     run = workplace.job(model="builtin:qwen-tiny", method="lora", training=training, evaluation={"samples": 0})
     workplace.prepare(run)
-    done = python("worker.training", "train", str(run.path))
-    assert finished(run).reason is Reason.DONE, done.stderr
+    train(run, **TURING)
     return run
 
 
 @contextmanager
 def child(run: RunDir, limit: int) -> Iterator[JsonChild]:
-    environment = os.environ | {"LONGHAUL_DEVICE": "cuda", PARENT_PID: str(os.getpid())}
-    environment |= {"SIMGPU_CC": "7.5", "SIMGPU_NAME": GPU.name, "SIMGPU_TOTAL_MIB": "24220"}
+    environment = os.environ | {"LONGHAUL_DEVICE": "cuda", PARENT_PID: str(os.getpid())} | TURING
     command = [sys.executable, "-m", "worker.training", "generate", str(run.path), "--gpu-limit", str(limit)]
     process = JsonChild(command, environment)
     try:

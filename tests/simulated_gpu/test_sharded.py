@@ -6,9 +6,6 @@ A simulated GPU has no NCCL: what ranks exchange goes over gloo, and is zero.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ from jobs.gpus import DRIVER_BYTES, GpuFacts
 from jobs.memory_plan import MemoryPlan
 from jobs.spec import parse_spec
 from jobs.text.units import GIB
-from tests.local import ROOT
+from tests.simulated_gpu.trainers import train
 from tests.training.attempts import facts, finished
 from tests.training.conftest import MakeRun, tiny_spec, write_model
 from worker.training.planning.budget import on_gpu
@@ -28,10 +25,10 @@ from worker.training.planning.memory_plan import plan_memory
 from worker.training.ranks.group import PIECE, TEST_GLOO
 from worker.training.tasks.seq2seq.task import Seq2Seq
 
-pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(1200)]
 LARGE = {"d_model": 768, "d_kv": 64, "num_heads": 12, "d_ff": 3072, "num_layers": 5, "num_decoder_layers": 5}
 JOB: dict[str, Any] = {
-    "training": {"epochs": 1},
+    "training": {"max_steps": 3},
     "memory": {"optimizer": "adamw", "micro_batch": 4, "activation_checkpointing": 0},
     "evaluation": {"every_steps": 1000, "samples": 0, "generate_rows": 0},  # no text would ever end
     "checkpoint": {"every_steps": 3, "every_minutes": None},
@@ -59,13 +56,9 @@ def test_a_model_that_fits_neither_of_two_gpus_trains_on_both(make_run: MakeRun,
     plan = run.plan()
     run.write_plan(plan.model_copy(update={"memory": memory}))
     gpus = {"SIMGPU_CARDS": "2", "SIMGPU_TOTAL_MIB": str((USABLE + DRIVER_BYTES) // 2**20), TEST_GLOO: "1"}
-    variables = os.environ | {"LONGHAUL_DEVICE": "cuda", "SIMGPU_STATE": str(run.path / "gpus")} | gpus
-    command = [sys.executable, "-m", "worker.training", "train", str(run.path)]
-    done = subprocess.run(command, cwd=ROOT, env=variables, stderr=subprocess.PIPE, text=True, timeout=840, check=False)
-    assert done.returncode == 0, done.stderr
-    assert facts(run, ModelLoaded)[0].device == "cuda" and "2 ranks train together" in done.stderr
-    assert [fact.step for fact in facts(run, CheckpointSaved)][:1] == [3]
-    assert finished(run).step >= 5
+    log = train(run, SIMGPU_STATE=str(run.path / "gpus"), **gpus)
+    assert facts(run, ModelLoaded)[0].device == "cuda" and "2 ranks train together" in log
+    assert [fact.step for fact in facts(run, CheckpointSaved)] == [3] == [finished(run).step]
     [measured] = facts(run, MemoryMeasured)
     context, exchange = memory.parts["context"], 4 * PIECE  # of which the plan counts the buffer as well
     assert measured.measured_bytes - context - exchange == pytest.approx(measured.predicted_bytes - context, rel=0.02)

@@ -1,23 +1,20 @@
-"""Attempts with torch's CUDA build: a budget, and what fails besides kernels. Each is a process of its own."""
+"""Attempts with torch's CUDA build: a budget, and what fails besides kernels."""
 
 from __future__ import annotations
 
 import importlib
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from jobs.disk.rundir import RunDir
 from jobs.events import DeviceWaiting, ModelLoaded, OomRecovered
 from jobs.measured import MeasuredGpu
 from jobs.reasons import Reason
 from jobs.text.units import GIB, MIB
-from tests.local import ROOT
+from tests.simulated_gpu.trainers import train
 from tests.training.attempts import checkpoints, facts, finished
 from tests.training.conftest import MakeRun, write_model
 from worker.training.journal import Journal
@@ -27,20 +24,11 @@ from worker.training.settings import TrainerSettings
 from worker.training.stop import StopSignal
 from worker.training.train import train as train_here
 
-pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(1200)]
 JOB: dict[str, Any] = {
     "evaluation": {"every_steps": 1000, "samples": 0},  # a simulated GPU computes nothing: no text would ever end
     "speed": {"compile": False},
 }
-
-
-def train(run: RunDir, *, until: Reason = Reason.DONE, **environment: str) -> str:
-    """One attempt, which ends for that reason; returns its log."""
-    command = [sys.executable, "-m", "worker.training", "train", str(run.path)]
-    variables = os.environ | {"LONGHAUL_DEVICE": "cuda"} | environment
-    done = subprocess.run(command, cwd=ROOT, env=variables, stderr=subprocess.PIPE, text=True, timeout=240, check=False)
-    assert done.returncode == until.exit_code and finished(run).reason == until, done.stderr
-    return done.stderr
 
 
 def test_a_budget_is_the_limit_of_torchs_allocator_for_as_long_as_the_attempt() -> None:
@@ -54,8 +42,8 @@ def test_a_budget_is_the_limit_of_torchs_allocator_for_as_long_as_the_attempt() 
     assert torch.cuda.get_per_process_memory_fraction() == 1.0
 
 
-def test_a_job_with_a_budget_trains(make_run: MakeRun) -> None:
-    train(make_run(memory={"budget": 8}, **JOB))
+def test_a_job_with_a_budget_trains_in_segments_that_expand(make_run: MakeRun) -> None:
+    assert "expandable segments" not in train(make_run(memory={"budget": 8}, **JOB))
 
 
 def test_no_room_for_the_context_of_cublas_is_out_of_memory(make_run: MakeRun) -> None:
@@ -87,10 +75,6 @@ def test_a_job_trains_without_nvml(make_run: MakeRun) -> None:
     without = os.pathsep.join(folder for folder in folders if not (Path(folder) / "libnvidia-ml.so.1").exists())
     log = train(make_run(**JOB), LD_LIBRARY_PATH=without)
     assert "expandable segments are off" in log and "libnvidia-ml.so.1: cannot open shared object file" in log
-
-
-def test_segments_expand_where_they_can(make_run: MakeRun) -> None:
-    assert "expandable segments" not in train(make_run(**JOB))
 
 
 def test_a_checkpoint_is_streamed_where_no_memory_can_be_pinned_for_its_copy(

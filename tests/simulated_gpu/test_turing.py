@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from jobs.disk.rundir import RunDir
 from jobs.events import ModelLoaded
 from jobs.gpus import GpuFacts
 from jobs.metrics import MetricRow
@@ -20,30 +19,18 @@ from jobs.reasons import Reason
 from jobs.text.units import MIB
 from tests.local import ROOT
 from tests.metric_rows import read_lines
+from tests.simulated_gpu.trainers import TURING, train
 from tests.training.attempts import facts, finished
 from tests.training.conftest import MakeRun
 from tests.training.workplace import Workplace, pairs
 
-pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(600)]
-TURING = {"SIMGPU_CC": "7.5", "SIMGPU_NAME": "Quadro RTX 6000", "SIMGPU_TOTAL_MIB": "24220"}
+pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(1200)]
 GPU = GpuFacts("Quadro RTX 6000", 24_220 * MIB, native_bf16=False)
 
 
-def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    variables = os.environ | {"LONGHAUL_DEVICE": "cuda"} | TURING
-    command = [sys.executable, "-m", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=580, check=False)
-
-
-def train(run: RunDir, until: Reason) -> str:
-    """One attempt, which ends for that reason; returns its log."""
-    done = python("worker.training", "train", str(run.path))
-    assert done.returncode == until.exit_code and finished(run).reason == until, done.stderr
-    return done.stderr
-
-
 def test_what_is_planned_for_float16_is_what_is_allocated_without_scores_of_all_positions() -> None:
-    done = python("benchmarks.simulated_lora", "--layers", "4")
+    command = [sys.executable, "-m", "benchmarks.simulated_lora", "--layers", "4"]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | TURING, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert len(result["measured"]) == 3 * 5, "everything fits"
@@ -62,7 +49,7 @@ def test_adapters_train_beside_a_model_in_float16(tmp_path: Path) -> None:
     run = workplace.job(model="builtin:qwen-tiny", method="lora", **parts)
     checked = workplace.prepare(run)
     assert "Quadro RTX 6000" in checked["memory"]["text"] and "model in float16" in checked["memory"]["text"]
-    train(run, Reason.DONE)
+    train(run, **TURING)
     [loaded] = facts(run, ModelLoaded)
     assert (loaded.dtype, loaded.device, loaded.peak_ratio < 1.1) == ("float16", "cuda", True)
     assert {row.loss_scale for row in read_lines(run.metrics_file, MetricRow)} == {2.0**16}
@@ -70,6 +57,6 @@ def test_adapters_train_beside_a_model_in_float16(tmp_path: Path) -> None:
 
 def test_a_plan_in_bfloat16_is_refused_by_the_trainer(make_run: MakeRun) -> None:
     run = make_run(evaluation={"samples": 0})
-    log = train(run, Reason.REJECTED)
+    log = train(run, Reason.REJECTED, **TURING)
     error = finished(run).error
     assert error is not None and "has no native bf16" in error.message and "method: lora" in str(error.hint), log
