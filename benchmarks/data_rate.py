@@ -1,6 +1,6 @@
 """How fast rows are prepared and read, and what memory that takes.
 
-    python -m benchmarks.data_rate --data FILE [--tokenizer FOLDER] [--rounds 3]
+    python -m benchmarks.data_rate [--data FILE] [--tokenizer FOLDER] [--rounds 3]
 
 The file is prepared as a job would have it (one worker a core); without a tokenizer one is learned from the rows.
 
@@ -30,15 +30,27 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # The workers of the pool import this module, too: what takes time to import is imported where it is used.
+from benchmarks.command_line import RECIPES, ROOT, parse
 from jobs.disk.rundir import RunDir
 
 if TYPE_CHECKING:
+    from jobs.spec import DataSpec
+    from worker.training.journal import Journal
+    from worker.training.rows.sources import Source
+    from worker.training.rows.text import Template
     from worker.training.settings import TrainerSettings
+    from worker.training.tasks.task import Task
 
+KEYS = (
+    "rows", "cores", "prepare_rows_per_s", "raw_rows_per_s", "tokenize_ratio", "tokenize_ratio_whole",
+    "tokenize_ratios", "start_up_s", "second_time_s", "second_process_s", "read_rows_per_s_per_core", "rss_bytes",
+    "rss_10x_bytes", "rss_ratio", "rows_10x", "prepare_10x_rows_per_s", "broken",
+)  # fmt: skip
 LIMITS: dict[str, Callable[[float], bool]] = {
     "read_rows_per_s_per_core": lambda rate: rate >= 100_000,
     "tokenize_ratio": lambda ratio: ratio >= 0.9,
@@ -47,9 +59,8 @@ LIMITS: dict[str, Callable[[float], bool]] = {
 }
 TIMES = 10
 LEAST_ROWS = 10_000
-ROOT = Path(__file__).resolve().parent.parent
 _LOOK_S = 0.02
-_BATCH, _BATCHES = 128, 1000
+_BATCH = 128
 _CHUNK = 1000
 
 
@@ -59,11 +70,13 @@ _CHUNK = 1000
 def main(argv: list[str]) -> int:
     """Run what the command line asks for; print figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.data_rate")
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path, default=RECIPES)
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args(argv)
+    parser.add_argument("--batches", type=int, default=1000, help="that are read")
+    parser.add_argument("--least-rows", type=int, default=LEAST_ROWS, help="with fewer there is no rate")
+    arguments = parse(parser, argv, rounds=1, batches=2, least_rows=1)
     if arguments.child:
         which, scratch = arguments.child
         print(json.dumps(CHILDREN[which](Path(scratch), arguments)))
@@ -72,16 +85,14 @@ def main(argv: list[str]) -> int:
         figures = measure(Path(name), arguments)
     figures["broken"] = [key for key, holds in LIMITS.items() if not holds(figures[key])]
     print(json.dumps(figures))
-    return 1 if figures["broken"] else 0
+    return 1 if figures["broken"] and not arguments.smoke else 0
 
 
 def measure(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """All figures."""
     figures = {"rows": child("first", scratch, arguments)["rows"]}
-    if figures["rows"] < LEAST_ROWS:
-        raise SystemExit(
-            f"{figures['rows']} rows are prepared before a rate can be taken; name a file of {LEAST_ROWS:,}"
-        )
+    if figures["rows"] < arguments.least_rows:
+        raise SystemExit(f"{figures['rows']} rows give no rate; name a file of {arguments.least_rows:,}")
     write = [child("write", scratch, arguments)]
     raw = [child("raw", scratch, arguments)]
     for _ in range(arguments.rounds - 1):
@@ -117,6 +128,7 @@ def measure(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 def child(which: str, scratch: Path, arguments: argparse.Namespace, *, watched: bool = False) -> dict[str, Any]:
     """The figures that a fresh process prints; besides `process_s`, and `rss_bytes` if it is watched."""
     command = [sys.executable, "-m", "benchmarks.data_rate", "--data", arguments.data, "--child", which, scratch]
+    command += ["--rounds", arguments.rounds, "--batches", arguments.batches]
     if arguments.tokenizer:
         command += ["--tokenizer", arguments.tokenizer]
     start = time.perf_counter()
@@ -170,14 +182,17 @@ def write(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             heard.append(time.perf_counter())
 
     journal = Timed(scratch / "journal.jsonl")
-    options = _preparation(scratch, arguments, journal)
+    given = _preparation(scratch, arguments, journal)
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         start = time.perf_counter()
-        writing.write_dataset(Path(folder), **options, journal=journal)
+        writing.write_dataset(
+            Path(folder), sources=[(given.source, given.templates)], model=given.model, embeddings=given.embeddings,
+            data=given.data, task=given.task, journal=journal,
+        )  # fmt: skip
         end = time.perf_counter()
         report = json.loads((Path(folder) / "dataset.json").read_bytes())
     rows = report["rows_read"]
-    behind = rows - cores() * writing.BLOCK_ROWS  # those of the first blocks fall into the start
+    behind = max(1, rows - cores() * writing.BLOCK_ROWS)  # those of the first blocks fall into the start
     return {
         "rows": rows,
         "start_up_s": heard[0] - start,
@@ -204,9 +219,9 @@ def raw(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     from worker.training.dataset.writing import first_texts
     from worker.training.journal import Journal
 
-    options = _preparation(scratch, arguments, Journal(scratch / "journal.jsonl"))
-    tokenizer = TokenizerState.read(options["model"]).open()
-    texts = first_texts(options["sources"], options["data"], 1 << 40)  # all of them
+    given = _preparation(scratch, arguments, Journal(scratch / "journal.jsonl"))
+    tokenizer = TokenizerState.read(given.model).open()
+    texts = first_texts([(given.source, given.templates)], given.data, 1 << 40)  # all of them
     start = time.perf_counter()
     for begin in range(0, len(texts), _CHUNK):
         tokenizer.encode_batch_fast(texts[begin : begin + _CHUNK], add_special_tokens=False)
@@ -226,21 +241,23 @@ def read(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     rates = []
     for _ in range(arguments.rounds):
         start = time.process_time()
-        for _ in range(_BATCHES):
+        for _ in range(arguments.batches):
             chosen = draw.integers(0, len(rows), _BATCH)
             for side in SIDES:
                 rows.gather(side, chosen, -(-int(lengths[side][chosen].max()) // 8) * 8, 0)
-        rates.append(_BATCH * _BATCHES / (time.process_time() - start))
+        rates.append(_BATCH * arguments.batches / (time.process_time() - start))
     return {"read_rows_per_s_per_core": statistics.median(rates)}
 
 
 def repeat(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the file ten times over, no row twice."""
-    options = _preparation(scratch, arguments, None)
-    column = options["templates"][0].columns[0]
+    from worker.training.journal import Journal
+
+    given = _preparation(scratch, arguments, Journal(scratch / "journal.jsonl"))
+    column = min(given.templates[0].columns)
     with gzip.open(scratch / "tenfold.jsonl.gz", "wt", compresslevel=1) as file:
         for copy in range(TIMES):
-            for row in _rows(options["sources"][0]):
+            for row in _rows(given.source):
                 value = row[column]
                 row[column] = [*value, f"copy {copy}"] if isinstance(value, list) else f"{value} {copy}"
                 file.write(json.dumps(row) + "\n")
@@ -248,15 +265,28 @@ def repeat(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     return {}
 
 
-def _rows(source: Any) -> Iterator[dict[str, Any]]:
+def _rows(source: Source) -> Iterator[dict[str, Any]]:
     from worker.training.rows.reading import open_source
 
     for block in open_source(source).blocks(_CHUNK):
         yield from (dict(row.columns) for row in block.rows() if row.columns is not None)
 
 
-def _preparation(scratch: Path, arguments: argparse.Namespace, journal: Any) -> dict[str, Any]:
-    """Arguments of `write_dataset` for the run's file, or for the tenfold one."""
+@dataclass(frozen=True)
+class Preparation:
+    """What the stage *prepare* gives `write_dataset`."""
+
+    source: Source
+    templates: tuple[Template, Template]
+    """Of input and target."""
+    model: Path
+    embeddings: int
+    data: DataSpec
+    task: Task
+
+
+def _preparation(scratch: Path, arguments: argparse.Namespace, journal: Journal) -> Preparation:
+    """For the run's file, or for the tenfold one."""
     from worker.training.models.model_files import read_config
     from worker.training.rows.origin import find_source
     from worker.training.rows.text import template
@@ -270,13 +300,14 @@ def _preparation(scratch: Path, arguments: argparse.Namespace, journal: Any) -> 
     assert plan.data.input is not None, "rows of seq2seq have inputs"
     templates = template(plan.data.input, "data.input"), template(plan.data.target, "data.target")
     name = "tenfold.jsonl.gz" if (scratch / "data" / "tenfold.jsonl.gz").exists() else arguments.data.name
-    return {
-        "sources": [(find_source(name, "data.train", "auto", None, _settings(scratch), journal), templates)],
-        "model": model,
-        "embeddings": layout.shapes[layout.embedding][0],
-        "data": spec.data,
-        "task": task,
-    }
+    return Preparation(
+        source=find_source(name, "data.train", "auto", None, _settings(scratch), journal),
+        templates=templates,
+        model=model,
+        embeddings=layout.shapes[layout.embedding][0],
+        data=spec.data,
+        task=task,
+    )
 
 
 def _settings(scratch: Path) -> TrainerSettings:
