@@ -8,29 +8,41 @@ fewer than 5,000 requests were made.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 
+from benchmarks.command_line import parse
+from tests.heartbeats import beating
 from tests.redis_server import RedisServer
 from tests.service.fuzzing import fuzz
 from tests.service.running import running
 from tests.service.seeded import seed
 
+KEYS = (
+    "requests", "operations", "failures", "server_errors", "undocumented_statuses", "schema_violations", "answers",
+    "checks",
+)  # fmt: skip
 REQUESTS = 5_000
 PHASES = ("examples", "coverage", "fuzzing", "stateful")
 
 
-def main(examples: int) -> int:
+def main(argv: list[str]) -> int:
     """Run, and say what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.schemathesis_full", description="Every operation.")
+    parser.add_argument("examples", type=int, nargs="?", default=1000, help="of each operation")
+    parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
+    arguments = parse(parser, argv, examples=1, phases=["examples", "fuzzing"])
     with (
         tempfile.TemporaryDirectory() as name,
         RedisServer(Path(name) / "redis") as redis,
         running(redis.url, Path(name), api_key="k" * 40) as service,
+        beating(service.store, "generate", "push"),
     ):
-        outcome = fuzz(service, seed(service), examples=examples, phases=PHASES)
+        outcome = fuzz(service, seed(service), examples=arguments.examples, phases=tuple(arguments.phases))
     for failure, how in outcome.failures.items():
         print(f"{failure}\n{how}\n")
     for error in outcome.errors:
@@ -50,8 +62,9 @@ def main(examples: int) -> int:
         "checks": dict(sorted(outcome.checks.items())),
     }
     print(json.dumps(result))
-    return 0 if outcome.requests >= REQUESTS and not result["failures"] and not server_errors else 1
+    enough = outcome.requests >= REQUESTS or arguments.smoke
+    return 0 if enough and not result["failures"] and not server_errors else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 1000))
+    sys.exit(main(sys.argv[1:]))

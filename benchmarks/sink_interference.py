@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from benchmarks.command_line import parse, share_traces
 from jobs.disk.rundir import RunDir
 from jobs.metrics import MetricRow
 from tests.conftest import ROWS
@@ -39,10 +40,12 @@ from tests.sinks.driving import closed
 from tests.sinks.wandb_runs import history, offline_files
 from tests.stack import ROLES, Stack, tiny_job
 
+KEYS = (
+    "step_time_ratio", "standard_error", "pairs", "by_round", "step_ms", "publish_cores", "steps", "discord_answers",
+    "wandb_unanswered", "discord_complete", "wandb_complete",
+)  # fmt: skip
 RATIO_LIMIT = 1.02
-RETRY_AFTER_S = 65.0
 SLOWEST_S = 900.0
-TURN_S = 5.0
 LEAST_ROWS = 5
 """Of a turn; a row is the mean of five steps."""
 ROWS_TRAINED, BATCH = 64, 8
@@ -77,18 +80,20 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sink_interference")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=2000, help="enough for the job to outlast the 65 s and more")
-    arguments = parser.parse_args(argv)
+    parser.add_argument("--retry-after", type=float, default=65.0, help="seconds that Discord asks for")
+    parser.add_argument("--turn", type=float, default=5.0, help="seconds that publish stands, and runs")
+    arguments = parse(parser, argv, rounds=1, steps=80, retry_after=0.1, turn=0.2)
     rounds: list[Round] = []
     for number in range(arguments.rounds):
-        rounds.append(one_round(arguments.steps))
-        mean, load = statistics.mean(rounds[-1].ratios), os.getloadavg()[0]
-        print(f"round {number + 1}: {mean:.4f} in {len(rounds[-1].ratios)} pairs of turns, load {load:.1f}", flush=True)
+        rounds.append(one_round(arguments))
+        found, load = rounds[-1].ratios, os.getloadavg()[0]
+        print(f"round {number + 1}: {mean(found)} in {len(found)} pairs of turns, load {load:.1f}", flush=True)
     ratios = [ratio for each in rounds for ratio in each.ratios]
     result = {
-        "step_time_ratio": round(statistics.mean(ratios), 4),
-        "standard_error": round(statistics.stdev(ratios) / math.sqrt(len(ratios)), 4),
+        "step_time_ratio": mean(ratios),
+        "standard_error": round(statistics.stdev(ratios) / math.sqrt(len(ratios)), 4) if len(ratios) > 1 else None,
         "pairs": len(ratios),
-        "by_round": [round(statistics.mean(each.ratios), 4) for each in rounds],
+        "by_round": [mean(each.ratios) for each in rounds],
         "step_ms": round(1000 * statistics.median(each.step_s for each in rounds), 3),
         "publish_cores": round(statistics.median(each.cores for each in rounds), 4),
         "steps": arguments.steps,
@@ -99,20 +104,26 @@ def main(argv: list[str]) -> int:
     }
     print(json.dumps(result))
     complete = result["discord_complete"] and result["wandb_complete"]
-    return 0 if result["step_time_ratio"] <= RATIO_LIMIT and complete else 1
+    good = arguments.smoke or (bool(ratios) and statistics.mean(ratios) <= RATIO_LIMIT)
+    return 0 if good and complete else 1
 
 
-def one_round(steps: int) -> Round:
+def mean(ratios: list[float]) -> float | None:
+    """None: turns were too short for steps to be compared."""
+    return round(statistics.mean(ratios), 4) if ratios else None
+
+
+def one_round(arguments: argparse.Namespace) -> Round:
     """Train with both sinks in trouble, publish standing every other turn; then see what each sink received."""
     with tempfile.TemporaryDirectory() as name, FakeDiscord() as discord, FakeWandb() as wandb:
-        discord.answer_next(429, retry_after=RETRY_AFTER_S)
+        discord.answer_next(429, retry_after=arguments.retry_after)
         discord.answer_next(500)
         wandb.hang()
         told = {"DISCORD_WEBHOOK": discord.url, "WANDB_API_KEY": WANDB_KEY, "WANDB_BASE_URL": wandb.url}
         with Stack(Path(name) / "home", data=make_data(Path(name)), environment=told) as stack:
-            run, turns, cores = train(stack, steps, discord)
+            run, turns, cores = train(stack, arguments, discord)
             answers = [seen.status for seen in discord.requests]
-            if answers[:3] != [429, 500, 0]:
+            if answers[:3] != [429, 500, 0] and not arguments.smoke:
                 raise SystemExit(f"the job was over before all trouble had come ({answers}): give more --steps")
             unanswered = len(wandb.requests)
             discord.release()
@@ -126,15 +137,16 @@ def one_round(steps: int) -> Round:
             cores=cores,
             discord_answers=answers,
             wandb_unanswered=unanswered,
-            discord_complete=discord.titles == ["tiny: attempt 1 over", "tiny: done"],
+            discord_complete=discord.titles == ["tiny: attempt 1 ended", "tiny: done"],
             wandb_complete=history(file, "train/loss") == [(row.step, row.loss) for row in rows],
         )
 
 
-def train(stack: Stack, steps: int, discord: FakeDiscord) -> tuple[RunDir, list[Interval], float]:
+def train(stack: Stack, arguments: argparse.Namespace, discord: FakeDiscord) -> tuple[RunDir, list[Interval], float]:
     """Run the job to its end; the turns, and the cores that publish used meanwhile."""
+    share_traces(stack.runs)
     stack.start(*ROLES)
-    training = {"epochs": steps * BATCH // ROWS_TRAINED, "batch_size": BATCH, "learning_rate": 0.001}
+    training = {"epochs": arguments.steps * BATCH // ROWS_TRAINED, "batch_size": BATCH, "learning_rate": 0.001}
     seldom = {
         "evaluation": {"every_steps": 500, "samples": 2},
         "checkpoint": {"every_minutes": 60, "every_steps": None},
@@ -151,7 +163,7 @@ def train(stack: Stack, steps: int, discord: FakeDiscord) -> tuple[RunDir, list[
                 for pid in family(publish):
                     os.kill(pid, signum)
                 start = time.time()
-                time.sleep(TURN_S)  # a turn is this long: there is nothing to wait for
+                time.sleep(arguments.turn)  # a turn is this long: there is nothing to wait for
                 turns.append(Interval(start, time.time(), standing=signum == signal.SIGSTOP))
     finally:
         for pid in family(publish):
