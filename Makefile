@@ -25,7 +25,7 @@ SIMULATED_GPU_VENV := .venv-simulated-gpu
 ENGINES := kubeflow==0.5.0 kubeflow_trainer_api==2.3.0 skypilot==0.14.1
 ENGINES_VENV ?= .venv-engines
 
-.PHONY: help setup demo test test-long test-docker test-docker-core simulated-gpu test-simulated-gpu engines test-engines check openapi bench up logs down env box revoke-box lock
+.PHONY: help setup demo test test-long test-docker test-docker-core simulated-gpu test-simulated-gpu engines test-engines check openapi bench bench-smoke peers up logs down env box revoke-box lock
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -107,6 +107,14 @@ openapi: setup ## write docs/openapi.json and docs/reference/ from the code
 bench: setup ## run one measurement: make bench BENCH=name
 	@[ -n "$(BENCH)" ] || { echo "make bench: say which, BENCH=name of a file in benchmarks/" >&2; exit 1; }
 	$(BIN)/python -m benchmarks.$(BENCH) $(ARGS)
+
+bench-smoke: setup ## run every benchmark at its smallest size, and check the keys of its JSON (3 minutes)
+	$(BIN)/python -m benchmarks.smoke $(ARGS)
+
+peers: ## create .venv-peers: TRL, which causal models are measured against (gigabytes of disk; minutes)
+	@[ -n "$(PYTHON)" ] || { echo "make peers: no Python 3.11 or newer on PATH; install one or give PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH) trl==1.16.0 'transformers==5.23.*'
 
 # .env names the compose files; one of an earlier version does not.
 COMPOSE = $(strip docker compose $(shell grep -qs '^COMPOSE_FILE=' .env || echo -f $(COMPOSE_FILE)))

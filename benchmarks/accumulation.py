@@ -25,6 +25,7 @@ import copy
 import json
 import statistics
 import sys
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -34,12 +35,16 @@ from torch.func import functional_call, grad_and_value, vmap
 from transformers import T5ForConditionalGeneration
 
 from benchmarks.bf16_quality import ROWS, batch, tiny_t5, torch_adamw, train, validation_loss
+from benchmarks.command_line import parse
 from jobs.spec import TrainingSpec
 from worker.training.loop import accumulate
 from worker.training.optimizers.optimizer import make_optimizer
 from worker.training.tasks.seq2seq.batches import PairBatch
 from worker.training.tasks.seq2seq.fused import fuse
 
+KEYS = (
+    "error", "excess", "mean_excess", "steps", "seeds", "learning_rate", "pretrain_steps", "pieces", "smoke",
+)  # fmt: skip
 STEP_ROWS = 128
 PIECES = (1, 16, 64, 128)
 LIMIT = 0.01
@@ -49,37 +54,40 @@ DTYPES: dict[Sum, torch.dtype] = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 def main(argv: list[str]) -> int:
     """Both measurements, the tables and the JSON line."""
-    arguments = parse(argv)
+    arguments = parsed(argv)
     torch.set_num_threads(1)
-    errors = step_errors()
+    errors = step_errors(arguments.pretrain_steps, arguments.pieces)
     for pieces, row in errors.items():
         print(f"{pieces:4} micro-batches:", "  ".join(f"{name} {share:.2%}" for name, share in row.items()), flush=True)
     excess: dict[str, list[float]] = {}
     for seed in range(arguments.seeds if arguments.steps else 0):
-        for name, share in losses(seed, arguments.steps, arguments.learning_rate).items():
+        for name, share in losses(seed, arguments).items():
             excess.setdefault(name, []).append(share)
     means = {name: statistics.fmean(shares) for name, shares in excess.items()}
     print(json.dumps({"error": errors, "excess": excess, "mean_excess": means, **vars(arguments)}))
-    return 0 if not means or means["bf16_128_bf16"] - means["bf16_1"] <= LIMIT else 1
+    good = not means or means["bf16_128_bf16"] - means["bf16_1"] <= LIMIT
+    return 0 if good or arguments.smoke else 1
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
+def parsed(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accumulation", description="Sums of gradients in bf16.")
     parser.add_argument("--steps", type=int, default=1000, help="steps of fine-tuning; 0: the error of one step only")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--learning-rate", type=float, default=3e-4)
-    return parser.parse_args(argv)
+    parser.add_argument("--pretrain-steps", type=int, default=1000)
+    parser.add_argument("--pieces", type=int, nargs="+", default=PIECES, help="micro-batches of a step")
+    return parse(parser, argv, pieces=[1, 16], steps=1, seeds=1, pretrain_steps=1)
 
 
-def step_errors() -> dict[int, dict[str, float]]:
+def step_errors(pretrain_steps: int, counts: Sequence[int]) -> dict[int, dict[str, float]]:
     """Number of micro-batches → error of the gradient of one step, by the precision of the sum."""
-    model = pretrained(0, d_model=128, layers=2)
+    model = pretrained(0, pretrain_steps, d_model=128, layers=2)
     fuse(model)
     reference = gradient(model.bfloat16().float(), 1, "fp32")
     model = model.bfloat16()
     table = {}
-    for pieces in PIECES:
+    for pieces in counts:
         sums: dict[Sum, torch.Tensor] = {name: gradient(model, pieces, name) for name in ("bf16", "fp32")}
         table[pieces] = {name: difference(total, reference) for name, total in sums.items()} | {
             "summation": difference(sums["bf16"], sums["fp32"])
@@ -100,9 +108,9 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one - other).norm() / other.norm())
 
 
-def losses(seed: int, steps: int, learning_rate: float) -> dict[str, float]:
+def losses(seed: int, arguments: argparse.Namespace) -> dict[str, float]:
     """Way of training → excess of its validation loss over that of fp32, as a share of it."""
-    start = pretrained(seed, d_model=64, layers=1)
+    start = pretrained(seed, arguments.pretrain_steps, d_model=64, layers=1)
     print(f"seed {seed}: loss {validation_loss(start, True):.4f} at the start", flush=True)
     ends = {}
     ways: dict[str, tuple[torch.dtype, Sum | None]] = {
@@ -115,10 +123,10 @@ def losses(seed: int, steps: int, learning_rate: float) -> dict[str, float]:
         model = copy.deepcopy(start)
         model.to(dtype)  # type: ignore[arg-type]  # wrapped by transformers
         optimizer = make_optimizer("adamw", model.named_parameters(), TrainingSpec(), fused=True)
-        for step in range(1, steps + 1):
+        for step in range(1, arguments.steps + 1):
             (rows,) = step_batches(10**7 * (seed + 1) + step, 1)
             loss = accumulate(model, [rows]) if by_row is None else accumulate_rows(model, rows, by_row)
-            optimizer.step(step, learning_rate, loss)
+            optimizer.step(step, arguments.learning_rate, loss)
             model.zero_grad(set_to_none=True)
         ends[name] = validation_loss(model, True)
         print(f"seed {seed}: {name:14} loss {ends[name]:.4f}", flush=True)
@@ -144,11 +152,11 @@ def accumulate_rows(model: T5ForConditionalGeneration, rows: PairBatch, dtype: S
     return total_loss
 
 
-def pretrained(seed: int, *, d_model: int, layers: int) -> T5ForConditionalGeneration:
+def pretrained(seed: int, steps: int, *, d_model: int, layers: int) -> T5ForConditionalGeneration:
     """A tiny T5 that has learned the first task a little, in fp32."""
     model = tiny_t5(seed, d_model=d_model, layers=layers)
     model.set_attn_implementation("eager")  # the other one looks at its mask, which vmap does not allow
-    train(model, 1000, torch_adamw(model, 1e-3), swapped=False, first=10**6 * seed)
+    train(model, steps, torch_adamw(model, 1e-3), swapped=False, first=10**6 * seed)
     return model
 
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import parse, share_traces, skipped
 from benchmarks.sink_interference import make_data
 from jobs.disk.rundir import RunDir
 from jobs.events import AttemptStarted, Event, ModelLoaded
@@ -36,6 +37,7 @@ from tests.boxes import NAMES, OTHER, TwoBoxes, forget_locks, why_no_namespace
 from tests.metric_rows import read_lines
 from tests.stack import tiny_job
 
+KEYS = ("ok", "cases")
 FORGOTTEN_S = 90.0
 """After which Linux's NFS server gives up the locks of a client."""
 BATCH = 8
@@ -186,12 +188,12 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, nargs="+", default=[60.0, 600.0], help="of each partition")
     parser.add_argument("--only", choices=("network", "everything", "killed"), help="this case alone")
-    arguments = parser.parse_args(argv)
+    arguments = parse(parser, argv, seconds=[1.0], only="network")
     if (why := why_no_namespace()) is not None:
-        print(f"boxes: {why}", file=sys.stderr)
-        return 2
+        return skipped(arguments, why)
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name, TwoBoxes(Path(name) / "home", data=make_data(Path(name))) as boxes:
+        share_traces(boxes.runs)
         boxes.start("service", "check", "prepare", "publish", OTHER)
         case = Case(boxes, Store(connect(boxes.redis.url)))
         for kind in (arguments.only,) if arguments.only else ("network", "everything", "killed"):

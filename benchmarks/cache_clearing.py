@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
+from benchmarks.command_line import parse
 from benchmarks.random_rows import random_rows, synthetic_lengths
 from jobs.spec import parse_spec
 from tests.summaries import dataset_summary
@@ -36,6 +37,9 @@ from worker.training.machine.usage import process_bytes
 from worker.training.optimizers.optimizer import make_optimizer
 from worker.training.tasks.seq2seq.fused import fuse
 
+KEYS = (
+    "device", "rounds", "step_s", "step_time_ratio", "clear_s", "rss_or_reserved_growth", "freed_bytes",
+)  # fmt: skip
 INTERVALS = (0, 1, 10, 50)
 """Steps between two clearings; 0: never."""
 VOCABULARY = 32128
@@ -57,7 +61,7 @@ class ClearingTurn:
 
 def main(argv: list[str]) -> int:
     """Measure, and print the JSON line."""
-    arguments = parse(argv)
+    arguments = parsed(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     lengths = synthetic_lengths(arguments.steps * arguments.batch_size)
     if device.type == "cpu":
@@ -78,13 +82,13 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
+def parsed(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cache_clearing", description="What clearing costs.")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=50, help="steps of one turn")
     parser.add_argument("--batch-size", type=int, default=8)
-    return parser.parse_args(argv)
+    return parse(parser, argv, rounds=1, steps=2, batch_size=2)
 
 
 def small_t5(device: torch.device) -> T5ForConditionalGeneration:

@@ -2,11 +2,8 @@
 
     python -m benchmarks.causal_throughput [--data FILE] [--peer-python PATH] [--rounds 4] [--rows 640] [--threads N]
 
-TRL is no part of this project. Whoever wants it to compete makes it an environment of its own:
-
-    python -m venv trl && trl/bin/pip install trl==1.16.0 torch==2.13.0 'transformers==5.23.*'
-
-and gives its interpreter as `--peer-python trl/bin/python`; without it ours runs alone. The model has the shape of a
+TRL is no part of this project: `make peers` installs it in `.venv-peers`, an environment of its own. Without that (or
+another one's interpreter as `--peer-python`) ours runs alone, and TRL's figures are null. The model has the shape of a
 small Qwen2 (12 layers of 512, SwiGLU of 1408, 8 heads, 2 for keys and values: 35 M weights in bf16, random), with a
 tokenizer learned from the rows; these are drawn at random from the file, as chats. The contenders:
 
@@ -46,7 +43,8 @@ import transformers
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.causal_race import CausalRace
-from benchmarks.contender import ROOT, Figures, Turn, contender
+from benchmarks.command_line import RECIPES, ROOT, parse
+from benchmarks.contender import Figures, Turn, contender
 from benchmarks.corpus import dataset_of, prepared_job
 from worker.training.dataset.data import Rows
 from worker.training.rows.chat import ASSISTANT
@@ -58,7 +56,12 @@ from worker.training.rows.text import RowReader, Texts
 from worker.training.tasks.causal import builtin
 from worker.training.tasks.columns import PAIRS, recognize
 
+KEYS = (
+    "trl", "trl_packed", "trl_kept", "trl_packed_kept", "install", "contenders", "rows", "tokens_per_row",
+    "learned_per_row", "rounds", "batch_size", "threads", "shape", "load", "versions", "broken",
+)  # fmt: skip
 PEERS = ("trl", "trl_packed", "trl_kept", "trl_packed_kept")
+PEERS_PYTHON = ROOT / ".venv-peers/bin/python"
 LIMITS = {"vs_trl": 2.0, "vs_trl_packed": 1.15}
 SAME_LOSS = 0.01
 """Of what was learned."""
@@ -82,22 +85,28 @@ TEMPLATE = builtin.CHAT_TEMPLATE.replace(
 
 def main(argv: list[str]) -> int:
     """Prepare, let them run, compare, print."""
-    arguments = parse(argv)
+    arguments = parsed(argv)
     load = [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory(prefix="longhaul-causal-") as scratch, ExitStack() as running:
         race, rows = prepared(arguments, Path(scratch))
         commands = {"ours": [sys.executable, "-m", "benchmarks.causal_ours", json.dumps(asdict(race))]}
-        for name in arguments.peers if arguments.peer_python else ():
-            commands[name] = [arguments.peer_python, "-m", "benchmarks.causal_trl", name, json.dumps(asdict(race))]
+        for name in arguments.peers if arguments.peer_python is not None else ():
+            commands[name] = [
+                os.fspath(arguments.peer_python),
+                "-m",
+                "benchmarks.causal_trl",
+                name,
+                json.dumps(asdict(race)),
+            ]
         contenders = {
             name: running.enter_context(contender(name, command, Path(scratch))) for name, command in commands.items()
         }
         table = take_turns(contenders, race, float(rows.input_lengths.mean()))
     load.append(os.getloadavg()[0])
-    result = {
-        **compared(table),
-        **{f"held_out_loss_{name}": figures["end_loss"] for name, figures in table.items()},
-        **{f"rows_per_s_{name}": statistics.median(rates(figures, "rows_per_s")) for name, figures in table.items()},
+    ratios = compared(table)
+    result: Figures = {
+        **{name: against(name, ratios) if name in table else None for name in PEERS},
+        "install": "make peers" if arguments.peer_python is None else None,
         "contenders": {name: summary(figures) for name, figures in table.items()},
         "rows": race.rows,
         "tokens_per_row": float(rows.input_lengths.mean()),
@@ -114,17 +123,20 @@ def main(argv: list[str]) -> int:
         }
         | {key: one for figures in table.values() for key, one in figures["versions"].items()},
     }
-    result["broken"] = broken(result, table, int(rows.target_lengths.sum()))
-    show(result)
+    result["broken"] = wrong(table, int(rows.target_lengths.sum())) + ([] if arguments.smoke else broken(ratios))
+    show(result, ratios)
     print(json.dumps(result))
     return 1 if result["broken"] else 0
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
+def parsed(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.causal_throughput", description="Ours against TRL.")
-    parser.add_argument("--data", type=Path, default=ROOT / "examples" / "recipes.jsonl", help="a file of rows")
-    parser.add_argument("--peer-python", help="the interpreter of an environment that has TRL; else ours runs alone")
+    parser.add_argument("--data", type=Path, default=RECIPES, help="a file of rows")
+    there = PEERS_PYTHON if PEERS_PYTHON.exists() else None
+    parser.add_argument(
+        "--peer-python", type=Path, default=there, help="the interpreter of an environment that has TRL"
+    )
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS, help="those that compete (default: all)")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="small")
     parser.add_argument("--rounds", type=int, default=4)
@@ -135,7 +147,18 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=42)
-    arguments = parser.parse_args(argv)
+    arguments = parse(
+        parser,
+        argv,
+        shape="tiny",
+        rounds=2,
+        rows=24,
+        batch_size=4,
+        micro_batch=2,
+        held_out=4,
+        threads=1,
+        peers=["trl"],
+    )
     if arguments.batch_size % arguments.micro_batch:
         parser.error(f"--batch-size {arguments.batch_size} is not a multiple of --micro-batch {arguments.micro_batch}")
     return arguments
@@ -272,6 +295,11 @@ def compared(table: Mapping[str, Figures]) -> dict[str, float]:
     return dict(sorted(ratios.items(), reverse=True))
 
 
+def against(name: str, ratios: Mapping[str, float]) -> dict[str, float]:
+    """What ours is of one of the others."""
+    return {"vs": ratios[f"vs_{name}"], "cpu_vs": ratios[f"cpu_vs_{name}"]}
+
+
 def summary(figures: Figures) -> Figures:
     """One contender over all rounds."""
     tokens, positions = sum(rates(figures, "tokens")), sum(rates(figures, "positions"))
@@ -285,10 +313,17 @@ def summary(figures: Figures) -> Figures:
     }
 
 
-def broken(result: Mapping[str, Any], table: Mapping[str, Figures], learned: int) -> list[str]:
-    """Limits that do not hold, in words. `learned`: tokens that each must have learned."""
-    found = [f"{key} {result[key]:.2f} < {least}" for key, least in LIMITS.items() if result.get(key, least) < least]
+def broken(ratios: Mapping[str, float]) -> list[str]:
+    """Limits that do not hold, in words."""
+    return [f"{key} {ratios[key]:.2f} < {least}" for key, least in LIMITS.items() if ratios.get(key, least) < least]
+
+
+def wrong(table: Mapping[str, Figures], learned: int) -> list[str]:
+    """What has to hold at any size and does not, in words. `learned`: tokens that each must have learned."""
+    found = []
     for name, figures in table.items():
+        if not figures["end_loss"] < figures["start_loss"]:
+            found.append(f"{name} has learned nothing: {figures['start_loss']:.4f} to {figures['end_loss']:.4f}")
         if figures["learned"] != learned:
             found.append(f"{name} has learned {figures['learned']} tokens of {learned}")
     ours = table["ours"]
@@ -300,17 +335,17 @@ def broken(result: Mapping[str, Any], table: Mapping[str, Figures], learned: int
     return found
 
 
-def show(result: Figures) -> None:
+def show(result: Figures, ratios: Mapping[str, float]) -> None:
     """The table for people."""
     columns = ["rows_per_s", "tokens_per_s", "padding", "peak_gib", "steps", "start_loss", "end_loss"]
     print(f"{'':16}" + "".join(f"{column.replace('_per_', '/'):>14}" for column in columns))
     for name, figures in result["contenders"].items():
         print(f"{name:16}" + "".join(f"{figures[column]:14.3f}" for column in columns))
     if len(result["contenders"]) == 1:
-        print("no --peer-python: ours has run alone, and nothing is compared")
+        print("TRL is not installed (make peers): ours has run alone, and nothing is compared")
     for name in list(result["contenders"])[1:]:
         limit = f" (limit {LIMITS[f'vs_{name}']})" if f"vs_{name}" in LIMITS else ""
-        print(f"vs_{name} {result[f'vs_{name}']:.2f}{limit}; by CPU time {result[f'cpu_vs_{name}']:.2f}")
+        print(f"vs_{name} {ratios[f'vs_{name}']:.2f}{limit}; by CPU time {ratios[f'cpu_vs_{name}']:.2f}")
     for line in result["broken"]:
         print(f"broken: {line}")
 

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
+from benchmarks.command_line import parse
 from jobs.attempt import Noted
 from jobs.disk.rundir import RunDir
 from jobs.events import CheckpointSaved
@@ -36,6 +37,10 @@ from worker.training.optimizers.optimizer import Optimizer, make_optimizer
 from worker.training.tasks.seq2seq.batches import PairBatch
 from worker.training.tasks.seq2seq.fused import fuse
 
+KEYS = (
+    "state_bytes", "saves", "seconds_between", "ratio", "ratio_waiting", "stall_s", "save_s", "save_mb_per_s",
+    "waiting_mb_per_s", "disk_mb_per_s", "threads", "cores", "load",
+)  # fmt: skip
 ROWS, TOKENS = 16, 64
 
 
@@ -62,8 +67,8 @@ class Training:
 
 def main(argv: list[str]) -> int:
     """Measure, and print the JSON line."""
-    arguments = parse(argv)
-    training = make_training()
+    arguments = parsed(argv)
+    training = make_training(arguments.layers, arguments.vocabulary)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         run = RunDir(Path(folder) / "job-1")
         run.path.mkdir()
@@ -130,20 +135,22 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
+def parsed(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint_stall", description="The cost of a save.")
     parser.add_argument("--saves", type=int, default=5, help="stretches with a save in the background")
     parser.add_argument("--seconds", type=float, default=60.0, help="length of a stretch")
     parser.add_argument("--folder", help="where checkpoints are written; default: the folder of temporary files")
-    return parser.parse_args(argv)
+    parser.add_argument("--layers", type=int, default=8, help="of encoder and of decoder")
+    parser.add_argument("--vocabulary", type=int, default=32128)
+    return parse(parser, argv, saves=1, seconds=0.01, layers=1, vocabulary=256)
 
 
-def make_training() -> Training:
+def make_training(layers: int, vocabulary: int) -> Training:
     """Random bf16 weights, the head untied, as FLAN-T5-small has it."""
     torch.manual_seed(0)
     config = T5Config(  # type: ignore[call-arg]  # some are of every configuration
-        vocab_size=32128, d_model=512, d_kv=64, d_ff=1024, num_layers=8, num_heads=6, dropout_rate=0.1,
+        vocab_size=vocabulary, d_model=512, d_kv=64, d_ff=1024, num_layers=layers, num_heads=6, dropout_rate=0.1,
         feed_forward_proj="gated-gelu", tie_word_embeddings=False, decoder_start_token_id=0, use_cache=False,
     )  # fmt: skip
     model = T5ForConditionalGeneration(config)
@@ -151,7 +158,7 @@ def make_training() -> Training:
     model = model.bfloat16().train()
     fuse(model)
     optimizer = make_optimizer("adamw", model.named_parameters(), TrainingSpec(), fused=True)
-    ids = torch.randint(2, 32000, (2, ROWS, TOKENS))
+    ids = torch.randint(2, vocabulary, (2, ROWS, TOKENS))
     batch = PairBatch(
         input_ids=ids[0],
         attention_mask=torch.ones_like(ids[0]),

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command_line import share_traces
 from jobs.disk.rundir import RunDir, create
 from jobs.events import JobSubmitted
 from jobs.spec import parse_spec
@@ -48,9 +49,10 @@ def prepared_job(
         data=folder, prepared=scratch / "prepared", models=scratch / "models", device="cpu", offline=True
     )
     (scratch / "runs").mkdir(exist_ok=True)
+    share_traces(scratch / "runs")
     spec = parse_spec({"model": model, **parts, "data": {"train": file.name, **parts.get("data", {})}})
     submitted = JobSubmitted(name=spec.name, model=spec.model, spec_sha256=spec.sha256())
-    run, _ = create(scratch / "runs", f"job-{len(list((scratch / 'runs').iterdir())) + 1}", spec, submitted)
+    run, _ = create(scratch / "runs", f"job-{len(list((scratch / 'runs').glob('job-*'))) + 1}", spec, submitted)
     journal = Journal(run.attempt_file("check"))
     check(run, settings, journal)
     prepare(run, settings, journal)

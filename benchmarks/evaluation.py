@@ -21,11 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.command_line import TICKETS, parse
 from jobs.evaluation_metrics import EvaluationMetric
 from jobs.text.units import format_duration
 from worker.training.scores.intervals import difference, interval
 from worker.training.scores.statistics import Sums
 
+KEYS = ("jobs", "coverage_20_rows", "coverage_64_rows", "coverage_500_rows", "called_different")
 TRUE_SHARE = 0.3
 NOTHING = 1e-30
 """A learning rate by which no weight in bf16 changes."""
@@ -38,17 +40,18 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rows", type=int, default=1500)
     parser.add_argument("--generate-rows", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=6)
-    arguments = parser.parse_args(argv)
+    parser.add_argument("--runs", type=int, default=2000, help="of what is simulated")
+    arguments = parse(parser, argv, files=[TICKETS], rows=40, generate_rows=2, epochs=1, runs=20)
     found: dict[str, Any] = {"jobs": {}}
     for file in arguments.files:
         for name, rate in (("tuned", 3e-3), ("learnt nothing", NOTHING)):
             epochs = arguments.epochs if rate != NOTHING else 1
             found["jobs"][f"{file.name.partition('.')[0]}: {name}"] = job(file, rate, epochs, arguments)
     for rows in (20, 64, 500):
-        covered = coverage(rows, 2000)
+        covered = coverage(rows, arguments.runs)
         found[f"coverage_{rows}_rows"] = covered
         print(f"of {rows} rows, an interval covers the true share {covered:.1%} of the time")
-    found["called_different"] = called_different(64, 2000)
+    found["called_different"] = called_different(64, arguments.runs)
     print(f"of two models that are equally good, {found['called_different']:.1%} are called better or worse")
     print(json.dumps(found))
     return 0
@@ -63,7 +66,7 @@ def job(file: Path, rate: float, epochs: int, arguments: argparse.Namespace) -> 
     from worker.training.stop import StopSignal
     from worker.training.train import train
 
-    with gzip.open(file, "rt") as lines:
+    with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:
         rows = [json.loads(line) for line, _ in zip(lines, range(arguments.rows), strict=False)]
     model = "builtin:roberta-tiny" if "label" in rows[0] else "builtin:t5-tiny"
     with tempfile.TemporaryDirectory() as scratch:

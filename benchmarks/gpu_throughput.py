@@ -25,7 +25,10 @@ H100 or B200), or if anything failed but for memory.
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import platform
+import statistics
 import sys
 import tempfile
 import threading
@@ -36,28 +39,37 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 
-from benchmarks.gpu_bench import Bench, TimeUp
-from benchmarks.gpu_epoch import Epoch
-from benchmarks.gpu_ladder import LADDER, LadderConfiguration, make_model
-from benchmarks.gpu_report import COLUMNS, Report
-from benchmarks.random_rows import LENGTHS, random_rows, read_lengths, synthetic_lengths, write_lengths
+from benchmarks.command_line import parse
+from benchmarks.gpu_bench import Bench, Epoch, Figures, TimeUp
+from benchmarks.gpu_ladder import LADDER, MICRO_BATCH, OURS, SEED, LadderConfiguration, make_model
+from benchmarks.random_rows import LENGTHS, LONGEST, random_rows, read_lengths, synthetic_lengths, write_lengths
+from jobs.gpus import peak_flops
 from jobs.text.units import format_duration
 from worker.training.doctor.random_t5 import SHAPES as CHECKPOINTS
 from worker.training.machine import expandable_segments
 from worker.training.tasks.seq2seq.flops import PairFlops
 
+KEYS = (
+    "vs_seed", "vs_largest_seed", "best", "mfu", "mfu_of", "complete", "drift", "gpu", "gpu_gib", "context_gib",
+    "peak_tflops", "shape", "lengths", "dropout", "minutes", "allocator", "torch", "transformers", "python", "weights",
+    "rows", "mean_lengths", "same", "table", "broken",
+)  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
     "xl": CHECKPOINTS["xl"],
-    "tiny": CHECKPOINTS["small"] | {"d_model": 64, "d_ff": 128, "num_heads": 2},
+    "tiny": CHECKPOINTS["small"] | {"d_model": 64, "d_ff": 128, "num_heads": 2, "vocab_size": 2048},
 }
+LIMITS = {"vs_seed": 3.0, "mfu": 0.4}
+DATA_CENTRE = ("NVIDIA H200", "NVIDIA H100", "NVIDIA B200")
+COLUMNS = "rows/s raw   rows/s  tokens/s   MFU  peak GiB  kernels  busy  waste  rows/mb"
 GRACE_S = 20.0
 """What was begun may end so long after time is up; then all that there is is printed, and the process ends."""
 
 
 def main(argv: list[str]) -> int:
     """Measure, print, compare."""
-    arguments = parse(argv)
+    arguments = parsed(argv)
     if arguments.write_lengths is not None:
         pairs = write_lengths(arguments.data, arguments.tokenizer, arguments.write_lengths)
         print(f"{arguments.write_lengths}: {len(pairs)} rows, mean input and target {pairs.mean(0).round(1).tolist()}")
@@ -89,6 +101,7 @@ def run(arguments: argparse.Namespace, device: torch.device, report: Report, end
     lengths = synthetic_lengths(4096) if arguments.synthetic else read_lengths(arguments.lengths)
     if arguments.rows is not None:  # evenly out of all: files may be sorted
         lengths = lengths[np.linspace(0, len(lengths) - 1, arguments.rows).astype(int)]
+    lengths = lengths.clip(max=arguments.longest)
     rows = random_rows(lengths, config["vocab_size"], scratch)
     start = time.perf_counter()
     model = make_model(config, device)
@@ -140,7 +153,7 @@ def first(bench: Bench, chosen: LadderConfiguration, sizes: list[int], report: R
     report.same[chosen.name] = bench.same(chosen)
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
+def parsed(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_throughput", description="T5 XL on a GPU.")
     parser.add_argument("--device", default="cuda")
@@ -153,6 +166,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--lengths", type=Path, default=LENGTHS, help="as --write-lengths writes it")
     parser.add_argument("--synthetic", action="store_true", help="log-normal lengths")
     parser.add_argument("--rows", type=int, help="only so many")
+    parser.add_argument("--longest", type=int, default=LONGEST, help="tokens of a row's input, and of its target")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--gpu-gib", type=float, default=31.4, help="memory of the emulated GPU (RTX 5090)")
     parser.add_argument("--context-gib", type=float, default=0.6, help="of which the CUDA context takes so much")
@@ -162,10 +176,139 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="a file of rows, for --write-lengths")
     parser.add_argument("--tokenizer", type=Path, help="a folder with a tokenizer.json, for --write-lengths")
     parser.add_argument("--write-lengths", type=Path, help="write the lengths of --data there, and end")
-    arguments = parser.parse_args(argv)
+    arguments = parse(
+        parser,
+        argv,
+        device="cpu",
+        shape="tiny",
+        rounds=1,
+        micro_batches=1,
+        largest=8,
+        rows=16,
+        longest=8,
+        dropout=0.0,
+    )
     if arguments.write_lengths is not None and arguments.data is None:
         parser.error("--write-lengths needs --data")
     return arguments
+
+
+# -- what is printed: a line as it is measured, all of it as JSON in the end -------------------------------------------
+
+
+class Report:
+    """The table as it grows, and what follows from it."""
+
+    def __init__(self, arguments: argparse.Namespace, device: torch.device) -> None:
+        cuda = device.type == "cuda"
+        name = torch.cuda.get_device_name(device) if cuda else "cpu"
+        self.peak = 1e12 * arguments.peak_tflops if arguments.peak_tflops else peak_flops(name)
+        self.complete = False
+        self.table: list[Figures] = []
+        self.same: dict[str, Figures] = {}
+        self.facts: Figures = {
+            "gpu": name,
+            "gpu_gib": arguments.gpu_gib if cuda else None,
+            "context_gib": arguments.context_gib if cuda else None,
+            "peak_tflops": self.peak / 1e12 if self.peak else None,
+            "shape": arguments.shape,
+            "lengths": "synthetic" if arguments.synthetic else arguments.lengths.name,
+            "dropout": arguments.dropout,
+            "minutes": arguments.minutes,
+            "allocator": os.environ.get("PYTORCH_ALLOC_CONF"),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "python": platform.python_version(),
+        }
+        self._out: Path | None = arguments.out
+        self._lock = threading.Lock()
+
+    def add(self, chosen: LadderConfiguration, number: int, figures: Figures) -> None:
+        """One line more, printed at once."""
+        if "flops_per_s" in figures:
+            figures["mfu"] = figures["flops_per_s"] / self.peak if self.peak else None
+        with self._lock:
+            self.table.append({"configuration": chosen.name, "round": number, **figures})
+            print(_line(self.table[-1]), flush=True)
+            self._write()
+
+    def finish(self) -> int:
+        """Print everything, JSON last; returns the exit code."""
+        with self._lock:
+            self._write()
+            result = self.result()
+            for name, one in result["drift"].items():
+                print(f"{name:44}second round {100 * one:+.1f} %")
+            for name, one in self.same.items():
+                print(f"{name:44}same rows: loss {one['loss']:.4f}, gradient norm {one['grad_norm']:.4f}")
+            print(json.dumps(result), flush=True)
+        return 1 if result["broken"] else 0
+
+    def leave(self) -> None:
+        """End the process now, whatever it is doing."""
+        print("time is up, and something does not end", flush=True)
+        os._exit(self.finish() or 1)
+
+    def result(self) -> Figures:
+        """What goes into the JSON."""
+        rates: dict[tuple[str, int], list[float]] = {}
+        mfus: dict[str, list[float]] = {}
+        for line in self.table:
+            if "mean_rows_per_s" in line:
+                rates.setdefault((line["configuration"], line["micro_batch"]), []).append(line["mean_rows_per_s"])
+                if line["mfu"] is not None:
+                    mfus.setdefault(f"{line['configuration']} at {line['micro_batch']}", []).append(line["mfu"])
+        limited = {one.name for one in LADDER if one.limited}
+        mean = {key: statistics.fmean(values) for key, values in rates.items()}
+        ours = {key: rate for key, rate in mean.items() if key[0] in OURS & limited}
+        seeds = {size: rate for (name, size), rate in mean.items() if name == SEED}
+        best = max(ours, key=lambda key: ours[key]) if ours else None
+        top = max(mfus, key=lambda name: statistics.fmean(mfus[name])) if mfus else None
+        result = {
+            "vs_seed": ours[best] / seeds[MICRO_BATCH] if best and MICRO_BATCH in seeds else None,
+            "vs_largest_seed": ours[best] / max(seeds.values()) if best and seeds else None,
+            "best": f"{best[0]} at {best[1]}" if best else None,
+            "mfu": statistics.fmean(mfus[top]) if top else None,
+            "mfu_of": top,
+            "complete": self.complete,
+            "drift": {
+                f"{name} at {size}": values[1] / values[0] - 1 for (name, size), values in rates.items() if values[1:]
+            },
+            **self.facts,
+            "same": self.same,
+            "table": self.table,
+        }
+        result["broken"] = self._broken(result)
+        return result
+
+    def _broken(self, result: Figures) -> list[str]:
+        broken = [f"{line['configuration']}: {line['error']}" for line in self.table if "error" in line]
+        if not self.complete or result["gpu"] == "cpu" or result["shape"] != "xl":
+            return broken
+        limits = LIMITS if result["gpu"].startswith(DATA_CENTRE) else {"vs_seed": LIMITS["vs_seed"]}
+        return broken + [f"{name} < {limit}" for name, limit in limits.items() if not (result[name] or 0) >= limit]
+
+    def _write(self) -> None:
+        if self._out is not None:
+            self._out.write_text(json.dumps(self.result(), indent=1) + "\n")
+
+
+def _line(line: Figures) -> str:
+    about = f"{line['round']} {line['configuration']:37.37} {line.get('micro_batch', ''):>3}"
+    if "error" in line:
+        return f"{about} failed: {line['error']}"
+    if "out_of_memory" in line:
+        return f"{about} out of memory"
+
+    def number(name: str, form: str) -> str:
+        width = form.partition(".")[0]
+        value = line.get(name)
+        return f"{'':>{width}}" if value is None else f"{value:{form}}"
+
+    fields = {"rows_per_s": "12.1f", "mean_rows_per_s": "9.1f", "tokens_per_s": "10.0f", "mfu": "6.3f"}
+    fields |= {"peak_gib": "10.2f", "kernels": "9.0f", "busy_fraction": "6.2f", "waste_fraction": "7.3f"}
+    fields |= {"rows_per_micro_batch": "9.1f"}
+    return about + " " + "".join(number(name, form) for name, form in fields.items())
 
 
 if __name__ == "__main__":

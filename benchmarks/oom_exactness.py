@@ -45,6 +45,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.command_line import parse
 from jobs.errors import OutOfMemoryInOptimizer
 from jobs.events import OomRecovered
 from jobs.labels import LabelPlan
@@ -64,6 +65,12 @@ from worker.training.steps.result import StepResult
 from worker.training.tasks.registry import task_of
 from worker.training.tasks.task import Batch
 
+KEYS = (
+    "task", "method", "points", "lost_steps", "double_steps", "rows_differ", "events_wrong", "max_abs_diff",
+    "max_weight_diff", "recovery_ratio", "gradient_scale", "naive_wrong_share", "every", "forms", "dropout_points",
+    "streams_differ", "losses_differ", "optimizer_points", "optimizer_wrong", "lost_over_step", "by_optimizer",
+    "seconds",
+)  # fmt: skip
 MethodName = Literal["full", "lora"]
 TaskName = Literal["seq2seq", "causal", "classification"]
 LIMIT = 1e-12
@@ -498,10 +505,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=120.0, help="what the points may take, about")
     parser.add_argument("--method", choices=get_args(MethodName), default="full", help="which weights are trained")
     parser.add_argument("--task", choices=get_args(TaskName), default="seq2seq", help="what is learned")
-    arguments = parser.parse_args(argv)
+    parser.add_argument("--others", type=int, default=60, help="points with dropout, and in each optimizer")
+    arguments = parse(parser, argv, every=150, others=2)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="longhaul-oom-") as folder:
-        result = measure(Path(folder), **vars(arguments))
+        result = measure(
+            Path(folder), every=arguments.every, seconds=arguments.seconds, others=arguments.others,
+            method=arguments.method, task=arguments.task,
+        )  # fmt: skip
     print(json.dumps(result))
     return 1 if wrong(result) else 0
 

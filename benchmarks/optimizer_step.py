@@ -20,18 +20,23 @@ from pathlib import Path
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
+from benchmarks.command_line import parse
 from jobs.spec import TrainingSpec
 from worker.training.journal import Journal
 from worker.training.machine.usage import process_bytes
 from worker.training.optimizers.optimizer import make_optimizer
 
+KEYS = (
+    "optimizer", "parameters", "weight_bytes", "state_bytes_per_weight", "compile_s", "first_step_s", "step_s",
+    "step_peak_rise_bytes", "resident_before_step_bytes", "loss", "threads",
+)  # fmt: skip
 STEPS = 4
 
 
 def main(argv: list[str]) -> int:
     """Measure, and print the JSON line."""
-    arguments = parse(argv)
-    model = wide_t5(arguments.layers)
+    arguments = parsed(argv)
+    model = wide_t5(arguments.layers, arguments.width)
     weights = sum(parameter.numel() for parameter in model.parameters())
     weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
     optimizer = make_optimizer(arguments.optimizer, model.named_parameters(), TrainingSpec(), fused=True)
@@ -67,20 +72,22 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
+def parsed(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.optimizer_step", description="One wide optimizer step.")
     parser.add_argument("--optimizer", choices=("adamw", "adamw_8bit", "adafactor"), default="adamw_8bit")
     parser.add_argument("--layers", type=int, default=1, help="layers of encoder and of decoder")
-    return parser.parse_args(argv)
+    parser.add_argument("--width", type=int, default=2048)
+    return parse(parser, argv, optimizer="adamw", width=64)
 
 
-def wide_t5(layers: int) -> T5ForConditionalGeneration:
-    """FLAN-T5-XL's width, random bf16 weights, the head untied."""
+def wide_t5(layers: int, width: int) -> T5ForConditionalGeneration:
+    """Of FLAN-T5-XL's shape (2,048 wide), random bf16 weights, the head untied."""
     torch.manual_seed(0)
     config = T5Config(  # type: ignore[call-arg]  # some are of every configuration
-        vocab_size=32128, d_model=2048, d_kv=64, d_ff=5120, num_layers=layers, num_heads=32, dropout_rate=0.0,
-        feed_forward_proj="gated-gelu", tie_word_embeddings=False, decoder_start_token_id=0, use_cache=False,
+        vocab_size=32128, d_model=width, d_kv=64, d_ff=width * 5 // 2, num_layers=layers, num_heads=width // 64,
+        dropout_rate=0.0, feed_forward_proj="gated-gelu", tie_word_embeddings=False,
+        decoder_start_token_id=0, use_cache=False,
     )  # fmt: skip
     model = T5ForConditionalGeneration(config)
     # transformers ties the head of every T5 that it makes; and as it comes, it begins far above the loss of guessing.

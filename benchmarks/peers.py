@@ -33,7 +33,7 @@ from transformers import (
 )
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from benchmarks.resident import begin_use, peak_use
+from benchmarks.load_once import begin_use, peak_use
 from worker.training.dataset.data import Int64, PreparedDataset, Rows
 from worker.training.kernels.head_loss import IGNORED
 from worker.training.loop import accumulate

@@ -6,7 +6,7 @@
 of its config, without weights or a GPU. `loss.png` is that of the job in `examples/`, which `longhaul demo` trains in
 a temporary folder on the CPU, telling neither Discord nor Weights & Biases. Together a minute or two.
 
-JSON on the last line: each picture and its bytes. Exit code 1 when the demo fails.
+JSON on the last line: each picture and its bytes (null: not drawn). Exit code 1 when the demo fails.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
+from benchmarks.command_line import ROOT, parse
 from jobs.disk.files import write_atomically
 from jobs.gpus import REFERENCE
 from jobs.spec import parse_spec
@@ -30,8 +32,8 @@ from worker.training.planning.memory_plan import plan_memory
 from worker.training.planning.picture import draw
 from worker.training.tasks.seq2seq.task import Seq2Seq
 
+KEYS = ("memory-xl-32gb.png", "loss.png")
 MEMORY, LOSS = "memory-xl-32gb.png", "loss.png"
-XL = SHAPES["xl"] | {"dropout_rate": 0.1}
 WIDTHS = (256, 256)
 PASSED_ON = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR")
 """Of the environment, to the demo: no webhook, no key, no setting of this machine's own Longhaul."""
@@ -40,28 +42,30 @@ PASSED_ON = ("HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "TMPDIR")
 def main(argv: list[str]) -> int:
     """Draw, write, print."""
     parser = argparse.ArgumentParser(prog="benchmarks.pictures")
-    parser.add_argument("--to", type=Path, default=Path(__file__).resolve().parents[1] / "docs" / "pictures")
+    parser.add_argument("--to", type=Path, default=ROOT / "docs" / "pictures")
     parser.add_argument("--only", choices=("memory", "loss"))
-    arguments = parser.parse_args(argv)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="xl", help="of the model whose memory is drawn")
+    arguments = parse(parser, argv, to=None, only="memory", shape="small")
     pictures = {}
     if arguments.only != "loss":
-        pictures[MEMORY] = memory_of_xl()
+        pictures[MEMORY] = memory_of(SHAPES[arguments.shape])
     if arguments.only != "memory":
         pictures[LOSS] = loss_of_the_demo()
-    arguments.to.mkdir(parents=True, exist_ok=True)
-    for name, picture in pictures.items():
-        write_atomically(arguments.to / name, picture)
-    print(json.dumps({name: len(picture) for name, picture in pictures.items()}))
+    if arguments.to is not None:
+        arguments.to.mkdir(parents=True, exist_ok=True)
+        for name, picture in pictures.items():
+            write_atomically(arguments.to / name, picture)
+    print(json.dumps({name: len(pictures[name]) if name in pictures else None for name in KEYS}))
     return 0
 
 
-def memory_of_xl() -> bytes:
+def memory_of(shape: dict[str, Any]) -> bytes:
     """What check draws when an RTX 5090 has been reported."""
     rows = {"train": "recipes.jsonl", "max_input_tokens": WIDTHS[0], "max_target_tokens": WIDTHS[1]}
     spec = parse_spec({"data": rows, "training": {"batch_size": 128}})
-    return draw(
-        plan_memory(spec, Seq2Seq(), XL, WIDTHS, device="cuda", budget=find_budget(spec.memory, "cuda", REFERENCE))
-    )
+    budget = find_budget(spec.memory, "cuda", REFERENCE)
+    config = shape | {"dropout_rate": 0.1}
+    return draw(plan_memory(spec, Seq2Seq(), config, WIDTHS, device="cuda", budget=budget))
 
 
 def loss_of_the_demo() -> bytes:

@@ -4,7 +4,7 @@
 
 Each job has succeeded with `--evaluations` evaluations of three samples and as many checkpoints, but for the last
 tenth, which wait for a GPU. JSON on the last line: `seconds` from the first look to the last job, `complete` whether
-Redis then knows all of them.
+Redis then knows all of them. Exit code 1 when it does not.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.command_line import parse
 from jobs.disk.rundir import RunDir
 from jobs.events import (
     AnyFact,
@@ -39,6 +41,7 @@ from tests.redis_server import RedisServer
 from tests.summaries import checked, prepared, time_summary
 from worker.reconcile import Reconciler
 
+KEYS = ("jobs", "events", "cores", "seconds", "complete")
 SPEC = parse_spec({"name": "chef", "data": {"train": "rows.jsonl"}, "metadata": {"team": "kitchen"}})
 TEXT = "Boil the rice until it is soft, then stir in the butter and a little of the stock. " * 3
 
@@ -65,12 +68,12 @@ def story(evaluations: int) -> tuple[list[AnyFact], list[AnyFact]]:
     return waiting, [*trained, AttemptEnded(reason="done", step=1000), JobSucceeded(model="model", step=1000, loss=2.0)]
 
 
-def main() -> None:
+def main(argv: list[str]) -> int:
     """Make the jobs, begin with an empty Redis, rebuild."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2000)
     parser.add_argument("--evaluations", type=int, default=10)
-    arguments = parser.parse_args()
+    arguments = parse(parser, argv, jobs=20, evaluations=1)
     waiting, trained = story(arguments.evaluations)
     with tempfile.TemporaryDirectory() as folder, RedisServer(Path(folder) / "redis", aof=True) as server:
         runs = Path(folder) / "runs"
@@ -91,6 +94,7 @@ def main() -> None:
         "jobs": arguments.jobs, "events": len(waiting + trained), "cores": os.cpu_count(),
         "seconds": round(seconds, 2), "complete": complete,
     }))  # fmt: skip
+    return 0 if complete else 1
 
 
 def write(run: RunDir, facts: list[AnyFact]) -> None:
@@ -106,4 +110,4 @@ def write(run: RunDir, facts: list[AnyFact]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -44,6 +44,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import FileStore, Store
 
+from benchmarks.command_line import ROOT, parse
 from benchmarks.oom_exactness import (
     LIMIT,
     ROWS,
@@ -72,6 +73,10 @@ from worker.training.ranks.sharding import shard
 from worker.training.ranks.shards import Shards
 from worker.training.tasks.task import Limit
 
+KEYS = (
+    "cases", "sharded_max_abs_diff", "ranks_max_abs_diff", "weights_max_abs_diff", "oom_max_abs_diff",
+    "offload_bit_equal", "rows_per_s", "rows_per_s_2_ranks", "ratio", "communication_share", "cores",
+)  # fmt: skip
 CASES: tuple[tuple[TaskName, MethodName], ...] = (
     ("seq2seq", "full"), ("seq2seq", "lora"), ("causal", "full"), ("causal", "lora"),
 )  # fmt: skip
@@ -85,7 +90,6 @@ DEEPER: dict[str, dict[str, int]] = {
 """More layers than there are slots for."""
 OUT_OF_MEMORY_AT = 40
 """Operations of a pass into which the last rank comes."""
-ROOT = Path(__file__).parents[1]
 
 
 class Members:
@@ -386,12 +390,12 @@ def together(
     return found
 
 
-def equality(ranks: Sequence[int]) -> dict[str, float]:
-    """The largest difference of any case."""
+def equality(ranks: Sequence[int], cases: Sequence[tuple[TaskName, MethodName]]) -> dict[str, float]:
+    """The largest difference of any of these cases."""
     found: list[dict[str, float]] = []
     redone: list[dict[str, float]] = []
     for count in ranks:
-        for task, method in CASES:
+        for task, method in cases:
             with tempfile.TemporaryDirectory() as folder:
                 found.append(together(Path(folder), count, task, method))
             if BATCH // count < 2:
@@ -400,7 +404,7 @@ def equality(ranks: Sequence[int]) -> dict[str, float]:
                 redone.append(together(Path(folder), count, task, method, out_of_memory_at=OUT_OF_MEMORY_AT))
     assert all(case["redone"] == 1 for case in redone) and not any(case["redone"] for case in found)
     sharded = []
-    for count, (recompute, (task, method)) in itertools.product(ranks, enumerate(CASES)):
+    for count, (recompute, (task, method)) in itertools.product(ranks, enumerate(cases)):
         with tempfile.TemporaryDirectory() as folder:
             sharded.append(together(Path(folder), count, task, method, sharded=True, recompute=recompute))
     return {
@@ -420,7 +424,7 @@ def offload_is_bit_equal() -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def speed(timed: int, rounds: int = 3) -> dict[str, float]:
+def speed(timed: int, rounds: int) -> dict[str, float]:
     """1 and 2 ranks in turn."""
     seen: dict[int, list[dict[str, float]]] = {1: [], 2: []}
     for _ in range(rounds):
@@ -436,21 +440,24 @@ def speed(timed: int, rounds: int = 3) -> dict[str, float]:
     }
 
 
-def main() -> int:
+def main(argv: list[str]) -> int:
     """Measure, or be one of the processes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--steps", type=int, default=20, help="of which speed is measured")
+    parser.add_argument("--rounds", type=int, default=3, help="of that")
+    parser.add_argument("--cases", type=int, default=len(CASES), help="only the first so many tasks and methods")
     for name in ("rank", "count", "timed", "out-of-memory-at", "sharded", "recompute", "steps-short"):
         parser.add_argument(f"--{name}", type=int, help=argparse.SUPPRESS)
     for name in ("task", "method", "folder"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parse(parser, argv, ranks=[2], steps=WARM_STEPS + 1, rounds=1, cases=1)
     if arguments.rank is not None:
         be_rank(arguments)
         return 0
     found = {
-        **equality(arguments.ranks), "offload_bit_equal": offload_is_bit_equal(), **speed(arguments.steps),
+        **equality(arguments.ranks, CASES[: arguments.cases]), "offload_bit_equal": offload_is_bit_equal(), 
+        **speed(arguments.steps, arguments.rounds),
         "cores": len(os.sched_getaffinity(0)),
     }  # fmt: skip
     print(json.dumps(found))
@@ -462,4 +469,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """A LoRA job of a large model through the trainer's own code, on a simulated GPU: what each part of it takes.
 
-    python -m benchmarks.simulated_attempt qwen|t5 [--layers N]   # with the module `simgpu`, its libraries preloaded
+    python -m benchmarks.simulated_attempt [qwen|t5] [--layers N]   # with the module `simgpu`, its libraries preloaded
 
 Qwen2.5-7B with adapters of rank 128 on a GPU of 32 GB, or FLAN-T5-XL with rank 16: a checkpoint file without values
 is loaded; steps of the longest rows, memory that runs out in one, an evaluation, a checkpoint, a resumption from it,
@@ -44,7 +44,8 @@ os.environ.setdefault("SIMGPU_COPY_KIB", str(64 * 1024))
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.simulated_lora import models
+from benchmarks.command_line import parse, skipped
+from benchmarks.simulated_lora import NEEDED, is_simulated, models
 from jobs.attempt import TrainResult
 from jobs.disk.rundir import RunDir
 from jobs.events import CheckpointSaved, OomRecovered
@@ -69,6 +70,11 @@ from worker.training.tasks.causal import builtin
 from worker.training.tasks.seq2seq import builtin as builtin_t5
 from worker.training.tasks.task import Task
 
+KEYS = (
+    "model", "parameters", "trained", "load_gib", "step_gib", "plan_gib", "waits", "graphs", "math_kernels",
+    "attention_calls", "evaluation_gib", "over_plan_gib", "save_gib", "checkpoint_gib", "unpinned_gib", "recovered",
+    "merge_gib", "result_gib", "resume_gib", "max_error", "broken",
+)  # fmt: skip
 LIMITS = {
     "load_gib": 0.0625, "resume_gib": 0.0625, "max_error": 0.01, "over_plan_gib": 0.0, "save_gib": 0.001, "waits": 0,
     "graphs": 0, "math_kernels": 0, "unpinned_gib": 0.001, "merge_gib": 32_113 / 1024 - CONTEXT_BYTES / GIB,
@@ -218,11 +224,14 @@ def measure(home: Path, name: str, task: Task, config: dict[str, Any], rank: int
     return figures
 
 
-def main() -> int:
+def main(argv: list[str]) -> int:
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", choices=("qwen", "t5"))
+    parser.add_argument("model", choices=("qwen", "t5"), nargs="?", default="qwen")
     parser.add_argument("--layers", type=int)
-    arguments = parser.parse_args()
+    arguments = parse(parser, argv, model="t5", layers=1)
+    if not is_simulated():
+        return skipped(arguments, NEEDED)
     task, config, rank = models(arguments.layers)[arguments.model]
     with tempfile.TemporaryDirectory() as home:
         result = measure(Path(home), arguments.model, task, config, rank)
@@ -234,4 +243,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

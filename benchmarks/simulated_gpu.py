@@ -44,7 +44,9 @@ import torch
 from torch._dynamo.utils import counters
 from transformers import PreTrainedModel
 
+from benchmarks.command_line import parse, skipped
 from benchmarks.gpu_ladder import compile_layers
+from benchmarks.simulated_lora import NEEDED, is_simulated
 from jobs.memory_plan import OptimizerName
 from jobs.spec import TrainingSpec
 from jobs.text.units import GIB, MIB
@@ -62,6 +64,10 @@ from worker.training.planning.predictor import Predictor
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.seq2seq.task import Seq2Seq
 
+KEYS = (
+    "load_peak_ratio", "max_error", "over_plan_mib", "compiled_over_plan", "compiled_under_plan", "graphs",
+    "graphs_after_warmup", "host_syncs_per_step", "launches_per_micro_batch", "pinned_ratio", "measured", "broken",
+)  # fmt: skip
 LIMITS = {
     "load_peak_ratio": 1.05,
     "max_error": 0.01,
@@ -196,10 +202,14 @@ def measure(measurement: Measurement, name: OptimizerName, *, compiled: bool) ->
             yield measurement.checkpoint(name, optimizer)
 
 
-def main() -> int:
+def main(argv: list[str]) -> int:
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(SHAPES), default="xl")
-    config = SHAPES[parser.parse_args().model]
+    arguments = parse(parser, argv, model="xl-width")
+    if not is_simulated():
+        return skipped(arguments, NEEDED)
+    config = SHAPES[arguments.model]
     with tempfile.TemporaryDirectory(prefix="longhaul-simulated-gpu-") as home:
         write_checkpoint(folder := Path(home) / "model", config)
         loaded = load(folder, GPU, task=TASK, dropout=DROPOUT, fused=True, activation_checkpointing=0)
@@ -247,4 +257,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

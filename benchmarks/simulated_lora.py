@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import importlib.util
 import json
 import math
 import sys
@@ -40,6 +41,7 @@ set_library_switches("train")  # before torch is imported
 import torch
 from transformers import PreTrainedModel
 
+from benchmarks.command_line import parse, skipped
 from jobs.memory_plan import OptimizerName
 from jobs.spec import LoraMethod, TrainingSpec
 from jobs.text.units import GIB, MIB
@@ -58,6 +60,10 @@ from worker.training.tasks.causal.task import Causal
 from worker.training.tasks.seq2seq.task import Seq2Seq
 from worker.training.tasks.task import Task
 
+KEYS = (
+    "max_error", "over_plan_mib", "host_syncs", "launches", "qwen_2x2048_gib", "measured", "broken",
+)  # fmt: skip
+NEEDED = "it needs the simulated GPU: make simulated-gpu, then VENV=.venv-simulated-gpu ../shared/simulated_gpu/run …"
 LIMITS = {"max_error": 0.01, "over_plan_mib": 64, "host_syncs": 0, "qwen_2x2048_gib": 20.0}
 QWEN_7B: dict[str, Any] = {
     "model_type": "qwen2", "hidden_act": "silu", "hidden_size": 3584, "intermediate_size": 18944,
@@ -77,6 +83,11 @@ PASSES = {
 }  # fmt: skip
 OPTIMIZERS: tuple[OptimizerName, ...] = ("adamw_8bit", "adamw", "adafactor")
 GPU, TRAINING = torch.device("cuda"), TrainingSpec()
+
+
+def is_simulated() -> bool:
+    """Whether the GPU here counts what it is asked."""
+    return importlib.util.find_spec("simgpu") is not None
 
 
 def models(layers: int | None) -> dict[str, tuple[Task, dict[str, Any], int]]:
@@ -142,11 +153,14 @@ def measure(
         torch.cuda.empty_cache()
 
 
-def main() -> int:
+def main(argv: list[str]) -> int:
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int)
     parser.add_argument("--compiled", action="store_true")
-    arguments = parser.parse_args()
+    arguments = parse(parser, argv, layers=1)
+    if not is_simulated():
+        return skipped(arguments, NEEDED)
     found = []
     if not has_native_bf16(GPU):
         repeat_shared_heads()
@@ -185,4 +199,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """Rows a second of our training loop and of transformers' `Seq2SeqTrainer`: same model, rows, dtype, AdamW, threads.
 
-    python -m benchmarks.throughput --data FILE [--tokenizer FOLDER] [--rounds 4] [--rows-per-round 128] [--dtype auto]
+    python -m benchmarks.throughput [--data FILE] [--tokenizer FOLDER] [--rounds 4] [--rows-per-round 128]
 
 The model is FLAN-T5-small's shape (8 + 8 layers, d_model 512, d_ff 1024 gated-gelu, 6 heads, vocabulary 32128, head
 not tied, dropout 0.1), random; the file is prepared as a job would have it. The contenders:
@@ -45,12 +45,18 @@ import numpy as np
 import torch
 import transformers
 
+from benchmarks.command_line import RECIPES, parse
 from benchmarks.contender import Figures, Turn, contender
 from benchmarks.corpus import dataset_of, prepared_job
 from benchmarks.peers import DTYPES, NAMES, Race
 from worker.training.tasks.seq2seq import builtin
 from worker.training.tasks.seq2seq.flops import PairFlops
 
+KEYS = (
+    "vs_seed", "vs_best", "vs_expert", "cpu_vs_seed", "cpu_vs_best", "cpu_vs_expert", "same_loss_difference",
+    "same_loss_allowed", "contenders", "rows", "rows_per_round", "rounds", "batch_size", "dtype", "matmul_gflops",
+    "threads", "shape", "load", "accumulation_fault", "versions", "broken",
+)  # fmt: skip
 LIMITS = {"vs_seed": 2.5, "vs_best": 1.3, "vs_expert": 1.0}
 STRETCH = {"vs_best": 1.45, "vs_expert": 1.15}
 LEAST_ROWS = 2000
@@ -66,7 +72,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def main(argv: list[str]) -> int:
     """Prepare, let them run, compare, print."""
-    arguments = parse(argv)
+    arguments = parsed(argv)
     load = [os.getloadavg()[0]]
     rates = {name: matmul_rate(dtype, arguments.threads) for name, dtype in DTYPES.items()}
     dtype = arguments.dtype if arguments.dtype != "auto" else max(rates, key=lambda name: rates[name])
@@ -121,16 +127,16 @@ def main(argv: list[str]) -> int:
             "python": platform.python_version(),
         },
     }
-    result["broken"] = broken(result)
+    result["broken"] = wrong(result) + ([] if arguments.smoke else broken(result))
     show(result)
     print(json.dumps(result))
     return 1 if result["broken"] else 0
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
+def parsed(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.throughput", description="Ours against transformers.")
-    parser.add_argument("--data", type=Path, required=True, help="a file of rows")
+    parser.add_argument("--data", type=Path, default=RECIPES, help="a file of rows")
     parser.add_argument(
         "--tokenizer", type=Path, help="a folder with a tokenizer.json; else one is learned from the rows"
     )
@@ -148,7 +154,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=42)
-    arguments = parser.parse_args(argv)
+    arguments = parse(
+        parser, argv, shape="tiny", rounds=2, rows_per_round=8, batch_size=8, micro_batch=4, held_out=4, same_steps=2,
+        threads=1,
+    )  # fmt: skip
     if arguments.batch_size % arguments.micro_batch:
         parser.error(f"--batch-size {arguments.batch_size} is not a multiple of --micro-batch {arguments.micro_batch}")
     return arguments
@@ -249,11 +258,22 @@ def summary(figures: Figures) -> Figures:
     }
 
 
+def wrong(result: Figures) -> list[str]:
+    """What has to hold at any size and does not, in words."""
+    found, rows = [], result["rounds"] * result["rows_per_round"]
+    for name, figures in result["contenders"].items():
+        if figures["rows_run"] != rows:
+            found.append(f"{name} has run {figures['rows_run']} rows of {rows}")
+        if not figures["end_loss"] < figures["start_loss"]:
+            found.append(f"{name} has learned nothing: {figures['start_loss']:.4f} to {figures['end_loss']:.4f}")
+    if abs(result["same_loss_difference"]) > result["same_loss_allowed"]:
+        found.append(f"losses after the same rows differ by {result['same_loss_difference']:+.4f}")
+    return found
+
+
 def broken(result: Figures) -> list[str]:
     """Limits that do not hold, in words."""
     found = [f"{key} {result[key]:.2f} < {least}" for key, least in LIMITS.items() if result[key] < least]
-    if abs(result["same_loss_difference"]) > result["same_loss_allowed"]:
-        found.append(f"losses after the same rows differ by {result['same_loss_difference']:+.4f}")
     if result["rows"] < LEAST_ROWS:
         found.append(f"{result['rows']} rows to draw from, fewer than {LEAST_ROWS}")
     return found

@@ -1,11 +1,12 @@
 """Two revisions of this repository train the same jobs: are weights, losses and evaluations equal bit for bit?
 
-    python -m benchmarks.two_revisions BEFORE [AFTER] [--optimizer NAME] [--micro-batch 4] [--learning-rate-after 0.004]
+    python -m benchmarks.two_revisions [BEFORE [AFTER]] [--optimizer NAME] [--micro-batch 4]
 
 Each revision is unpacked into a temporary folder and runs there as real processes: Redis, service, workers. It trains
 `builtin:t5-tiny` on recipes of `examples/` with a fixed seed, with each optimizer. Every job is paused and resumed
 at step 7 and killed (-9) at step 20; after step 3 memory runs out in the second micro-batch of a step. `KEYS_BEFORE`
-has the names that job keys had in revisions before `training`. Without AFTER: HEAD.
+has the names that job keys had in revisions before `training`. Without a name: HEAD. What is the same on both sides is
+trained once.
 
 `weights_equal`: the files of the final weights; `tensors_differing` and `max_abs_difference` say how far they are
 apart. `losses_equal`: every logged loss, gradient norm and learning rate (of a step that was redone, the last).
@@ -21,10 +22,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import os
 import signal
+import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,11 +39,12 @@ import requests
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.revisions import ROOT, short, unpack
+from benchmarks.command_line import ROOT, parse
 from jobs.disk.rundir import RunDir
 from tests.processes import trainers
 from tests.stack import Stack
 
+KEYS = ("before", "after", "learning_rates", "micro_batch", "jobs", "equal")
 OPTIMIZERS = ("adamw", "adafactor")
 ROWS, BATCH, EPOCHS = 100, 8, 3
 LEARNING_RATE = 5e-3
@@ -92,18 +97,21 @@ class Trained:
 def main(argv: list[str]) -> int:
     """Run both, compare, print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.two_revisions")
-    parser.add_argument("before")
+    parser.add_argument("before", nargs="?", default="HEAD")
     parser.add_argument("after", nargs="?", default="HEAD")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, action="append", help="only this one")
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--learning-rate-after", type=float, default=LEARNING_RATE)
-    arguments = parser.parse_args(argv)
+    arguments = parse(parser, argv, optimizer=["adamw"])
     rates = {"before": LEARNING_RATE, "after": arguments.learning_rate_after}
     trained: dict[str, dict[str, Trained]] = {}
     revisions: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as name:
         for side, rate in rates.items():
             revisions[side] = short(vars(arguments)[side])
+            if side == "after" and (revisions["before"], rates["before"]) == (revisions["after"], rate):
+                trained[side] = trained["before"]
+                continue
             folder = Path(name) / side
             unpack(revisions[side], folder / "tree")
             trained[side] = train_all(folder, arguments.optimizer or OPTIMIZERS, arguments.micro_batch, rate)
@@ -115,6 +123,24 @@ def main(argv: list[str]) -> int:
         )
     )
     return 0 if equal else 1
+
+
+# -- revisions ---------------------------------------------------------------------------------------------------------
+
+
+def short(revision: str) -> str:
+    """The abbreviated hash of a commit."""
+    return _git("rev-parse", "--short", f"{revision}^{{commit}}").decode().strip()
+
+
+def unpack(revision: str, folder: Path) -> None:
+    """The files of a revision, without its history."""
+    with tarfile.open(fileobj=io.BytesIO(_git("archive", revision))) as archive:
+        archive.extractall(folder, filter="data")
+
+
+def _git(*arguments: str) -> bytes:
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
 
 
 # -- one revision ------------------------------------------------------------------------------------------------------

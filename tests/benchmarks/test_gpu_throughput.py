@@ -20,8 +20,7 @@ import torch
 from packaging.requirements import Requirement
 
 from benchmarks import gpu_throughput
-from benchmarks.gpu_bench import Bench, TimeUp
-from benchmarks.gpu_epoch import Epoch
+from benchmarks.gpu_bench import Bench, Epoch, TimeUp
 from benchmarks.gpu_ladder import LADDER, OURS, SEED, LadderConfiguration, make_model, recompile_limit_is_known
 from benchmarks.random_rows import LENGTHS, random_rows, read_lengths, synthetic_lengths, write_lengths
 from tests.training.workplace import EXAMPLES
@@ -46,7 +45,7 @@ def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Result:
         (bare / name).symlink_to(place)
     assert not any((bare / name).exists() for name in (ABSENT, "redis", "fastapi", "pyarrow", "torchao"))
     lengths = folder / "lengths.npy"
-    np.save(lengths, np.array([[8, 16, 30], [16, 8, 20], [24, 40, 30], [40, 64, 6]]))
+    np.save(lengths, np.array([[8, 16, 30], [16, 8, 20], [16, 24, 30], [24, 32, 6]]))
     options = f"{DRY} --rounds 2 --micro-batches 1 --largest 8 --dropout 0 --peak-tflops 1 --lengths {lengths}"
     command = [sys.executable, "-S", "-m", "benchmarks.gpu_throughput", *options.split()]
     done = subprocess.run(
