@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import parse, share_traces, skipped
+from benchmarks.command_line import parse, skipped
 from benchmarks.sink_interference import make_data
 from jobs.disk.rundir import RunDir
 from jobs.events import AttemptStarted, Event, ModelLoaded
@@ -193,7 +193,6 @@ def main(argv: list[str]) -> int:
         return skipped(arguments, why)
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name, TwoBoxes(Path(name) / "home", data=make_data(Path(name))) as boxes:
-        share_traces(boxes.runs)
         boxes.start("service", "check", "prepare", "publish", OTHER)
         case = Case(boxes, Store(connect(boxes.redis.url)))
         for kind in (arguments.only,) if arguments.only else ("network", "everything", "killed"):

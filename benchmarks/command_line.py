@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES, TICKETS = ROOT / "examples" / "recipes.jsonl", ROOT / "examples" / "tickets.jsonl"
 """Rows of texts, and rows of texts with labels."""
-TRACES = "LONGHAUL_SMOKE_TRACES"
-"""Set by `benchmarks.smoke`: a folder."""
+TRACES = "LONGHAUL_TRACES"
+"""A folder: of one benchmark, unless it is set."""
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str], **smallest: object) -> argparse.Namespace:
@@ -25,16 +28,16 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str], **smallest: obje
     assert not unknown, f"there is no option for {unknown}"
     if "--smoke" in argv:
         parser.set_defaults(**smallest)
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if TRACES not in os.environ:
+        os.environ[TRACES] = tempfile.mkdtemp(prefix="longhaul-traces-")
+        atexit.register(shutil.rmtree, os.environ[TRACES], ignore_errors=True)
+    return arguments
 
 
-def share_traces(runs: Path) -> None:
-    """What another benchmark of the same `make bench-smoke` has found out about a model's memory, the jobs of this
-    runs directory need not: that takes longer than to train them."""
-    folder = runs / ".traces"
-    if TRACES in os.environ and not folder.is_symlink():
-        runs.mkdir(parents=True, exist_ok=True)
-        folder.symlink_to(os.environ[TRACES])
+def traces() -> Path:
+    """Where is kept what tracing a model has found out about its memory."""
+    return Path(os.environ[TRACES])
 
 
 def skipped(arguments: argparse.Namespace, why: str) -> int:

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command_line import share_traces
+from benchmarks.command_line import traces
 from jobs.disk.rundir import RunDir, create
 from jobs.events import JobSubmitted
 from jobs.spec import parse_spec
@@ -46,10 +46,10 @@ def prepared_job(
                 for one in tokenizer.glob("*.json"):
                     shutil.copyfile(one, folder / name / one.name)
     settings = TrainerSettings(
-        data=folder, prepared=scratch / "prepared", models=scratch / "models", device="cpu", offline=True
-    )
+        data=folder, prepared=scratch / "prepared", models=scratch / "models", device="cpu", offline=True,
+        traces=traces(),
+    )  # fmt: skip
     (scratch / "runs").mkdir(exist_ok=True)
-    share_traces(scratch / "runs")
     spec = parse_spec({"model": model, **parts, "data": {"train": file.name, **parts.get("data", {})}})
     submitted = JobSubmitted(name=spec.name, model=spec.model, spec_sha256=spec.sha256())
     run, _ = create(scratch / "runs", f"job-{len(list((scratch / 'runs').glob('job-*'))) + 1}", spec, submitted)

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # The workers of the pool import this module, too: what takes time to import is imported where it is used.
-from benchmarks.command_line import RECIPES, ROOT, parse
+from benchmarks.command_line import RECIPES, ROOT, parse, traces
 from jobs.disk.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -314,8 +314,9 @@ def _settings(scratch: Path) -> TrainerSettings:
     from worker.training.settings import TrainerSettings
 
     return TrainerSettings(
-        data=scratch / "data", prepared=scratch / "prepared", models=scratch / "models", device="cpu", offline=True
-    )
+        data=scratch / "data", prepared=scratch / "prepared", models=scratch / "models", device="cpu", offline=True,
+        traces=traces(),
+    )  # fmt: skip
 
 
 CHILDREN: dict[str, Callable[[Path, argparse.Namespace], dict[str, Any]]] = {

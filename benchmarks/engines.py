@@ -22,7 +22,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from benchmarks.command_line import parse, share_traces
+from benchmarks.command_line import parse
 from jobs.attempt import Noted
 from jobs.disk.rundir import RunDir
 from jobs.events import Event
@@ -70,7 +70,6 @@ def main(argv: list[str]) -> int:
         (data / "rows.jsonl").write_text("".join(lines[:64]))
         (data / "held_out.jsonl").write_text("".join(lines[64:76]))
         with FakeSlurm(folder) as slurm, Stack(folder / "home", data=data, environment=slurm.environment()) as stack:
-            share_traces(stack.runs)
             stack.start(*ROLES)
             epochs = {"epochs": 4 * (preemptions + 1), "batch_size": 8, "learning_rate": 0.003}
             run = stack.submit(tiny_job(training=epochs, resources={"engine": "cluster"}))

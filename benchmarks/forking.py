@@ -220,12 +220,14 @@ def client(where: str, group: str, python: str, words: Sequence[str]) -> int:
     if Path.cwd() != ROOT or os.readlink("/proc/self/ns/net") != os.readlink(f"/proc/{ours}/ns/net"):
         os.execv(python, [python, *words])
     asked = {"group": group, "words": words[1:], "environment": dict(os.environ)}
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until it is known to whom
     socket.send_fds(forks, [json.dumps(asked).encode()], [0, 1, 2])
     told = json.loads(forks.recv(100) or "{}")
     if "pid" not in told:
         return 1
     for number in PASSED_ON:
         signal.signal(number, lambda number, _: os.kill(told["pid"], number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)

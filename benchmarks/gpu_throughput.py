@@ -58,7 +58,7 @@ KEYS = (
 )  # fmt: skip
 SHAPES: dict[str, dict[str, Any]] = {
     "xl": CHECKPOINTS["xl"],
-    "tiny": CHECKPOINTS["small"] | {"d_model": 64, "d_ff": 128, "num_heads": 2, "vocab_size": 2048},
+    "tiny": CHECKPOINTS["small"] | {"d_model": 64, "d_ff": 128, "num_heads": 2},
 }
 LIMITS = {"vs_seed": 3.0, "mfu": 0.4}
 DATA_CENTRE = ("NVIDIA H200", "NVIDIA H100", "NVIDIA B200")

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.command_line import parse, share_traces
+from benchmarks.command_line import parse
 from jobs.disk.rundir import RunDir
 from jobs.metrics import MetricRow
 from tests.conftest import ROWS
@@ -144,7 +144,6 @@ def one_round(arguments: argparse.Namespace) -> Round:
 
 def train(stack: Stack, arguments: argparse.Namespace, discord: FakeDiscord) -> tuple[RunDir, list[Interval], float]:
     """Run the job to its end; the turns, and the cores that publish used meanwhile."""
-    share_traces(stack.runs)
     stack.start(*ROLES)
     training = {"epochs": arguments.steps * BATCH // ROWS_TRAINED, "batch_size": BATCH, "learning_rate": 0.001}
     seldom = {

@@ -30,14 +30,13 @@ from pathlib import Path
 from benchmarks.command_line import TRACES
 from benchmarks.forking import Ended, Forks
 from worker.training.__main__ import set_library_switches
+from worker.training.warm import MODULES as TRAINERS
 
 FOLDER = Path(__file__).parent
 IMPORTED = (
-    "httpx", "numpy", "requests", "torch.profiler", "transformers.models.auto.modeling_auto",
-    "transformers.models.qwen2.modeling_qwen2", "transformers.models.roberta.modeling_roberta",
-    "transformers.models.t5.modeling_t5", "transformers.trainer_seq2seq", "jobs.spec", "service.main", "worker.publish",
-    "worker.supervise", "worker.training.check", "worker.training.prepare", "worker.training.train",
-    "worker.training.planning.memory_plan", "worker.training.doctor.random_t5",
+    *TRAINERS, "httpx", "requests", "torch.profiler", "transformers.models.auto.modeling_auto",
+    "transformers.trainer_seq2seq", "service.main", "worker.publish", "worker.supervise",
+    "worker.training.doctor.random_t5",
 )  # fmt: skip
 """What takes long, before anything is forked."""
 LONGEST_S = 900.0

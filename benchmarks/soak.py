@@ -34,7 +34,7 @@ from typing import Any
 
 import requests
 
-from benchmarks.command_line import parse, share_traces
+from benchmarks.command_line import parse
 from benchmarks.sink_interference import make_data
 from jobs.disk.rundir import RunDir
 from jobs.reasons import Reason
@@ -78,7 +78,6 @@ def main(argv: list[str]) -> int:
         with Stack(Path(name) / "home", data=data, environment=told) as stack:
             jobs = Jobs(stack, arguments.steps)
             faults = Faults(jobs, discord, wandb, random.Random(arguments.seed), arguments.kinds)
-            share_traces(stack.runs)
             stack.start(*ROLES)
             begun = time.monotonic()
             jobs.wait_for_end(jobs.submit())

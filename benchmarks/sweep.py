@@ -33,7 +33,7 @@ from typing import Any
 
 import requests
 
-from benchmarks.command_line import TICKETS, parse, share_traces
+from benchmarks.command_line import TICKETS, parse
 from jobs.disk.rundir import RunDir
 from jobs.events import AttemptStarted
 from jobs.sweeps.directory import find
@@ -56,7 +56,6 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         held_out = write_rows(options, Path(scratch))
         with Stack(Path(scratch) / "home", data=Path(scratch), environment=environment(options)) as stack:
-            share_traces(stack.runs)
             stack.start("service", "check", "prepare", "train", "publish")
             folder = prepared_model(stack, options)
             first_step_s = from_post_to_step(stack, options)

@@ -11,10 +11,13 @@ import sys
 import tempfile
 
 
-def start(*words: str, **options: object) -> subprocess.Popen[str]:
-    """This program with other arguments."""
+def start(*words: str, folder: str | None = None) -> subprocess.Popen[str]:
+    """This program with other arguments; in another folder it finds itself, too."""
     command = [sys.executable, "-m", "tests.benchmarks.forked", *words]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload, no-any-return]
+    environment = os.environ if folder is None else {**os.environ, "PYTHONPATH": os.getcwd()}
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
 
 def starts() -> dict[str, object]:
@@ -37,8 +40,7 @@ def starts() -> dict[str, object]:
     own = subprocess.check_output([sys.executable, "-c", "import os; print(os.getppid())"], text=True)
     found["other_words_are_no_fork"] = int(own) == os.getpid()
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-        said = json.loads(start("tells", cwd=folder, env=environment).communicate("")[0])
+        said = json.loads(start("tells", folder=folder).communicate("")[0])
     found["other_folders_are_no_fork"] = said["parent"] == os.getpid()
     return found
 

@@ -45,7 +45,7 @@ def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Result:
         (bare / name).symlink_to(place)
     assert not any((bare / name).exists() for name in (ABSENT, "redis", "fastapi", "pyarrow", "torchao"))
     lengths = folder / "lengths.npy"
-    np.save(lengths, np.array([[8, 16, 30], [16, 8, 20], [16, 24, 30], [24, 32, 6]]))
+    np.save(lengths, np.array([[8, 16, 30], [16, 8, 20], [24, 40, 30], [40, 64, 6]]))
     options = f"{DRY} --rounds 2 --micro-batches 1 --largest 8 --dropout 0 --peak-tflops 1 --lengths {lengths}"
     command = [sys.executable, "-S", "-m", "benchmarks.gpu_throughput", *options.split()]
     done = subprocess.run(
