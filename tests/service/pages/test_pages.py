@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
 
 from service.routes.pages import TABS
+from tests.browser import Chromium
 from tests.service.pages.watched import WatchedPage
 from tests.service.running import Service
 
@@ -24,6 +27,15 @@ def test_data_sets_name_their_jobs_and_what_is_lost_with_them(service: Service) 
     shown = service.get("/datasets", headers={"Accept": "text/html"}).text
     assert f'href="/jobs/{job}">baker: validating</a>' in shown
     assert shown.count("they cannot be cloned or prepared again then") == 1
+
+
+def test_between_tests_of_pages_others_run_event_loops_of_their_own(request: pytest.FixtureRequest) -> None:
+    chromium = Chromium.of(request.session)
+    for text in ("one", "two"):
+        with chromium.driven() as browser, WatchedPage(browser) as watched:
+            watched.page.set_content(f"<p>{text}</p>")
+            assert watched.page.locator("p").inner_text() == text
+        assert asyncio.run(asyncio.sleep(0, text)) == text
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
