@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -29,8 +30,8 @@ TINY: dict[str, Any] = {"name": "tiny", "model": "builtin:t5-tiny", "data": {"tr
 class Service:
     """Where it runs, requests to it, and the worker's side: `append`."""
 
-    def __init__(self, settings: ServiceSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: ServiceSettings, contract: Contract | None = None) -> None:
+        self.settings, self._contract = settings, contract
         self.url = f"http://127.0.0.1:{settings.port}"
         self.store = Store(connect(settings.redis_url))
         self.session = requests.Session()
@@ -62,6 +63,31 @@ class Service:
     def append(self, job: str, *facts: AnyFact, attempt: int | None = None) -> JobRecord:
         """What a worker does: append facts."""
         return self.store.append(self.run(job), list(facts), attempt=attempt)[0]
+
+    @contextmanager
+    def checked(self) -> Iterator[Service]:
+        """For one test: its answers are as documented, and nothing of them is left for the next."""
+        assert self._contract is not None
+        try:
+            with self.session:
+                yield self
+            assert self._contract.broken() == [], "these answers are not as the OpenAPI document says"
+        finally:
+            self._contract.seen.clear()
+
+    @contextmanager
+    def emptied(self) -> Iterator[Service]:
+        """The same service for another test, which begins with its own connections and ends with empty folders."""
+        try:
+            with Service(self.settings, self._contract).checked() as service:
+                yield service
+        finally:
+            for left in self.settings.runs.parent.iterdir():
+                if left.is_dir() and not left.is_symlink():
+                    shutil.rmtree(left)
+                else:
+                    left.unlink()
+            self.settings.runs.mkdir()
 
 
 @contextmanager
@@ -100,10 +126,8 @@ def running(
             assert thread.is_alive(), "the service did not start"
             assert time.monotonic() < deadline, "the service did not start in 10 s"
             time.sleep(0.01)
-        service = Service(settings)
-        with service.session:
+        with Service(settings, contract).checked() as service:
             yield service
-        assert contract.broken() == [], "these answers are not as the OpenAPI document says"
     finally:
         server.should_exit = True
         thread.join(timeout=15)

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,15 @@ def test_workers_and_sinks(service: Service) -> None:
     assert figure(figures, "sink_oldest_event_age_seconds", sink="discord") == 61.5
 
 
-def test_requests_are_counted_by_what_was_asked_never_by_what_was_typed(service: Service) -> None:
+@pytest.fixture
+def uncounted(redis_url: str, tmp_path: Path) -> Iterator[Service]:
+    """A service that nobody has asked for anything."""
+    with running(redis_url, tmp_path) as service:
+        yield service
+
+
+def test_requests_are_counted_by_what_was_asked_never_by_what_was_typed(uncounted: Service) -> None:
+    service = uncounted
     job = service.submit()
     for path in (f"/jobs/{job}", "/jobs/job-unknown", "/jobs/job-other", f"/jobs/{job}/plan", "/a/path", "/etc/x"):
         service.get(path)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
 
 from tests.service.pages.watched import WatchedPage
-from tests.service.running import Service, running
+from tests.service.running import Service
 from tests.service.seeded import seed
 
 
 @pytest.fixture
-def seeded(redis_url: str, tmp_path: Path) -> Iterator[tuple[Service, dict[str, str]]]:
+def seeded(service: Service) -> tuple[Service, dict[str, str]]:
     """A service, and ids of jobs by state."""
-    with running(redis_url, tmp_path) as service:
-        yield service, seed(service)
+    return service, seed(service)
 
 
 @pytest.fixture
