@@ -18,6 +18,16 @@ from service.docs import reference, schema
 from tests.service.contract import Document, document_of_the_service
 
 
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return schema.files()
+
+
+@pytest.fixture(autouse=True)
+def _made_once(pages: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "files", lambda: pages)
+
+
 @pytest.fixture
 def contract() -> Document:
     return document_of_the_service()
@@ -48,8 +58,7 @@ def test_the_check_names_the_pages_that_differ(
     assert "docs/reference/old.md" in capsys.readouterr().err
 
 
-def test_the_reference_has_every_key_event_metric_route_and_variable() -> None:
-    pages = schema.files()
+def test_the_reference_has_every_key_event_metric_route_and_variable(pages: dict[str, str]) -> None:
     for page, names in {
         "job.md": keys(JobSpec),
         "events.md": EVENT_TYPES,
@@ -60,10 +69,10 @@ def test_the_reference_has_every_key_event_metric_route_and_variable() -> None:
         assert names and [name for name in names if f"`{name}`" not in pages[f"reference/{page}"]] == []
 
 
-def test_every_row_of_the_reference_has_a_meaning() -> None:
+def test_every_row_of_the_reference_has_a_meaning(pages: dict[str, str]) -> None:
     silent = [
         (page, line)
-        for page, text in schema.files().items()
+        for page, text in pages.items()
         for line in text.splitlines()
         if line.startswith("| `") and line.endswith(" |  |") and page != "reference/errors.md"
     ]
