@@ -496,13 +496,13 @@ def opened(run: Path) -> int:
     return count
 
 
-def test_memory_stays_flat_while_a_gigabyte_goes(tmp_path: Path) -> None:
+def test_memory_stays_flat_while_a_large_file_goes(tmp_path: Path) -> None:
     with Stack(tmp_path / "stack", data=tmp_path) as stack:
         stack.start("service")
         run = stack.submit(tiny_job())
         run.model.mkdir()
         with open(run.model / "model.safetensors", "wb") as file:
-            file.truncate(1 << 30)
+            file.truncate(1 << 28)
         before = highest_memory(stack)
         for path in ("model/model.safetensors", "model"):
             with closing(http.client.HTTPConnection("127.0.0.1", stack.port, timeout=60)) as connection:
@@ -511,5 +511,5 @@ def test_memory_stays_flat_while_a_gigabyte_goes(tmp_path: Path) -> None:
                 expected, seen = int(answer.headers["Content-Length"]), 0
                 while block := answer.read(1 << 20):
                     seen += len(block)
-                assert seen == expected >= 1 << 30
+                assert seen == expected >= 1 << 28
         assert highest_memory(stack) - before < 48 << 20

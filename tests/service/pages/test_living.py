@@ -54,7 +54,7 @@ let answered = 0;
 window.fetch = async (...what) => {
   const answer = await asked(...what);
   if (!String(what[0]).includes("after_step")) return answer;
-  await new Promise((done) => setTimeout(done, 5000));
+  await new Promise((done) => setTimeout(done, 3000));
   document.documentElement.dataset.answered = ++answered;
   return answer;
 };
@@ -71,7 +71,7 @@ def test_answers_that_come_late_draw_no_row_twice(service: Service, watched: Wat
     expect(page.locator("#charts")).to_have_attribute("data-drawn", "10")
     append_line(service.run(job).metrics_file, row(22))
     service.store.set_latest(job, row(22))
-    expect(page.locator("html")).to_have_attribute("data-answered", "6", timeout=60_000)
+    expect(page.locator("html")).to_have_attribute("data-answered", "3", timeout=60_000)
     expect(page.locator("#charts")).to_have_attribute("data-drawn", "11")
 
 
