@@ -17,7 +17,7 @@ from benchmarks.memory_prediction import CLASSIFIER
 from jobs.errors import DiskFull, DoesNotFit, Rejected, StageError
 from jobs.gpu_needs import GpuNeeds
 from jobs.gpus import DRIVER_BYTES, MARGIN, REFERENCE, GpuFacts
-from jobs.memory_plan import PICTURE, DType, MemoryPlan
+from jobs.memory_plan import PICTURE, DType, MemoryPlan, OptimizerName
 from jobs.plan import DataPlan, ModelPlan, make_plan, resolve
 from jobs.spec import parse_spec
 from jobs.text.units import GIB, format_bytes
@@ -43,6 +43,14 @@ from worker.training.tasks.task import Task
 pytestmark = pytest.mark.usefixtures("traced_once")
 NAME = "cooks/t5-xl"
 SHORT = {"max_input_tokens": 256, "max_target_tokens": 256}
+FIXED = {"optimizer": "adafactor", "activation_checkpointing": 0, "micro_batch": 4}
+"""Nothing to choose: one step is traced."""
+WHOLE = CONFIG | XL | {"dropout_rate": 0.1}
+FLAT = WHOLE | {"num_layers": 4, "num_decoder_layers": 4}
+"""XL in 8 layers instead of 48: the same choices are at stake on a GPU of a quarter of the memory, for a sixth of the
+traces. Needs 3.2 GiB at the least, and 4.1 for weights, gradients and states of `adamw_8bit`."""
+WIDE = FLAT | {"d_ff": 12288}
+"""Most of its weights are in layers, which GPUs can share."""
 
 
 def gpu(gib: float, name: str = "NVIDIA GeForce RTX 5090") -> GpuFacts:
@@ -63,8 +71,7 @@ def xl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workplace]:
     folder = tmp_path / "hub"
     folder.mkdir()
     builtin.build(folder, [text for row in pairs(60) for text in row.values()], seed=0)
-    config = {**CONFIG, **XL, "dropout_rate": 0.1}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(WHOLE))
     (folder / "model.safetensors").write_bytes(b"")
     place = Workplace(tmp_path / "place", offline=False)
     place.rows("rows.jsonl", pairs(60))
@@ -72,6 +79,13 @@ def xl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workplace]:
     with running_hub(monkeypatch) as server:
         server.repositories[f"models/{NAME}"] = folder
         yield place
+
+
+@pytest.fixture
+def flat(xl: Workplace, tmp_path: Path) -> Workplace:
+    """The same hub; its model has few layers."""
+    (tmp_path / "hub" / "config.json").write_text(json.dumps(FLAT))
+    return xl
 
 
 def checked(place: Workplace, reported: GpuFacts | None, **parts: Any) -> MemoryPlan:
@@ -91,8 +105,7 @@ def checked(place: Workplace, reported: GpuFacts | None, **parts: Any) -> Memory
 
 def test_on_32_gb_xl_needs_no_recomputation(xl: Workplace) -> None:
     plan = checked(xl, gpu(31.84), model=NAME, data=SHORT)
-    assert (plan.optimizer, plan.activation_checkpointing) == ("adamw_8bit", 0)
-    assert plan.micro_batch >= 8
+    assert (plan.optimizer, plan.activation_checkpointing, plan.micro_batch) == ("adamw_8bit", 0, 11)
     assert (plan.input_tokens, plan.target_tokens) == (256, 256)
     assert plan.peak_bytes <= plan.budget_bytes - plan.margin_bytes
     assert plan.budget_bytes / GIB == pytest.approx(31.34, abs=0.01)
@@ -107,17 +120,9 @@ def test_on_32_gb_xl_needs_no_recomputation(xl: Workplace) -> None:
 
 
 def test_8_rows_of_256_tokens_with_8_bit_states_take_at_most_28_gib(xl: Workplace) -> None:
-    plan = checked(xl, gpu(31.84), model=NAME, data=SHORT, memory={"micro_batch": 8, "optimizer": "adamw_8bit"})
-    assert (plan.micro_batch, plan.activation_checkpointing) == (8, 0)
-    assert plan.peak_bytes <= 28 * GIB
-
-
-def test_on_24_gb_it_trains_with_fewer_rows_or_some_recomputation(xl: Workplace) -> None:
-    plan = checked(xl, gpu(24, "NVIDIA GeForce RTX 4090"), model=NAME, data=SHORT)
-    assert plan.optimizer == "adamw_8bit"
-    assert 1 <= plan.micro_batch < 8 or plan.activation_checkpointing > 0
-    assert plan.peak_bytes <= plan.budget_bytes - plan.margin_bytes < 23 * GIB
-    assert len([each for each in plan.candidates if each.parts]) > 1
+    memory = {"micro_batch": 8, "optimizer": "adamw_8bit", "activation_checkpointing": 0}
+    plan = checked(xl, gpu(31.84), model=NAME, data=SHORT, memory=memory)
+    assert plan.peak_bytes / GIB == pytest.approx(26.4, abs=0.05)
 
 
 def with_host(gib: float, host_gib: float) -> GpuFacts:
@@ -137,63 +142,66 @@ def test_states_on_the_host_leave_xl_half_the_gpu(xl: Workplace) -> None:
     assert "32.1 GiB of optimizer states in the host's memory" in plan.text
 
 
-def test_auto_takes_the_host_where_the_gpu_is_small_and_only_if_it_has_room(xl: Workplace) -> None:
+# -- a large model, of few layers --------------------------------------------------------------------------------------
+
+
+def test_a_smaller_gpu_trains_it_with_fewer_rows_or_some_recomputation(flat: Workplace) -> None:
+    for gib, chosen in ((6, (0, 4)), (5.5, (4, 3))):
+        plan = checked(flat, gpu(gib, "NVIDIA GeForce RTX 4090"), model=NAME, data=SHORT)
+        assert (plan.activation_checkpointing, plan.micro_batch) == chosen and plan.optimizer == "adamw_8bit"
+        assert plan.peak_bytes <= plan.budget_bytes - plan.margin_bytes < gib * GIB
+        assert plan.least_bytes == sum(plan.least_parts.values()) < plan.peak_bytes
+    assert len([each for each in plan.candidates if each.parts]) > 1
+
+
+def test_auto_takes_the_host_where_the_gpu_is_small_and_only_if_it_has_room(flat: Workplace) -> None:
     chosen = {
-        host: checked(xl, with_host(16, host), model=NAME, data=SHORT, training={"batch_size": 128}).optimizer
-        for host in (64, 38)  # 38 hold the states, and leave too little to all else
+        host: checked(flat, with_host(4.5, host), model=NAME, data=SHORT, training={"batch_size": 128}).optimizer
+        for host in (16, 12)  # 12 hold the states, and leave too little to all else
     }
-    assert chosen == {64: "adamw_offload", 38: "adafactor"}
+    assert chosen == {16: "adamw_offload", 12: "adafactor"}
 
 
-def test_a_host_without_room_for_the_states_is_refused_with_numbers(xl: Workplace) -> None:
-    with pytest.raises(Rejected) as caught:
-        checked(xl, with_host(31.84, 16), model=NAME, data=SHORT, memory={"optimizer": "adamw_offload"})
+def test_a_host_without_room_for_the_states_is_refused_with_numbers(flat: Workplace) -> None:
+    said = "states of adamw_offload take 6.8 GiB of the host's memory, and the host has 4.0 GiB in all"
+    with pytest.raises(Rejected, match=said) as caught:
+        checked(flat, with_host(8, 4), model=NAME, data=SHORT, memory={"optimizer": "adamw_offload"})
     assert (caught.value.detail_code, caught.value.param) == ("host_memory", "memory.optimizer")
-    assert "states of adamw_offload take 32.1 GiB of the host's memory, and the host has 16.0 GiB in all" in str(
-        caught.value
-    )
 
 
-def test_a_gpu_that_has_room_for_the_least_can_take_what_was_planned_for_a_larger_one(xl: Workplace) -> None:
-    large = checked(xl, gpu(31.84), model=NAME, data=SHORT)
+def test_a_gpu_that_has_room_for_the_least_can_take_what_was_planned_for_a_larger_one() -> None:
+    spec = parse_spec({"data": {"train": "a.jsonl"}})
+
+    def planned(facts: GpuFacts, optimizer: OptimizerName | None = None) -> MemoryPlan:
+        budget = on_gpu(facts.usable_bytes, "gpu", facts)
+        longest = 1024, 1024  # of which a pass takes more than an update
+        return plan_memory(spec, Seq2Seq(), FLAT, longest, device="cuda", budget=budget, optimizer=optimizer)
+
+    large = planned(gpu(8))
     least = large.least_bytes
     assert least is not None and least < large.peak_bytes
-    spec, longest = parse_spec({"data": {"train": "a.jsonl"}}), (large.input_tokens, large.target_tokens)
     small = GpuFacts("small", DRIVER_BYTES + math.ceil(least / (1 - MARGIN)))
     assert GpuNeeds(least_bytes=least).unmet(small) is None
-
-    def again(usable: int) -> MemoryPlan:
-        budget = on_gpu(usable, "gpu", small)
-        return plan_memory(
-            spec,
-            Seq2Seq(),
-            CONFIG | XL | {"dropout_rate": 0.1},
-            longest,
-            device="cuda",
-            budget=budget,
-            optimizer=large.optimizer,
-        )
-
-    found = again(small.usable_bytes)
+    found = planned(small, large.optimizer)
     assert (found.activation_checkpointing, found.optimizer) == (1, large.optimizer)
     assert found.peak_bytes == found.least_bytes == least
     with pytest.raises(Rejected):
-        again(small.usable_bytes - 2**21)
+        planned(dataclasses.replace(small, memory_bytes=small.memory_bytes - 2**21), large.optimizer)
 
 
-def test_on_8_gb_it_is_refused_with_numbers(xl: Workplace) -> None:
+def test_on_a_gpu_that_is_too_small_it_is_refused_with_numbers(flat: Workplace) -> None:
     with pytest.raises(Rejected) as caught:
-        checked(xl, gpu(8, "NVIDIA GeForce RTX 4060"), model=NAME, data=SHORT)
+        checked(flat, gpu(3.5, "NVIDIA GeForce RTX 4060"), model=NAME, data=SHORT)
     error = caught.value
     assert (error.detail_code, error.param) == ("does_not_fit", "model")
     assert "at its least (adafactor, every layer recomputed, micro-batch 1 of 256/256 tokens)" in str(error)
-    assert "and the budget is 7.5 GiB (NVIDIA GeForce RTX 4060), of which 0.2 GiB stay free" in str(error)
+    assert "and the budget is 3.0 GiB (NVIDIA GeForce RTX 4060), of which 0.1 GiB stay free" in str(error)
     assert error.hint is not None and "a GPU with more memory" in error.hint and "max_input_tokens" in error.hint
 
 
-def test_a_setting_that_does_not_fit_is_refused_with_the_nearest_that_does(xl: Workplace) -> None:
+def test_a_setting_that_does_not_fit_is_refused_with_the_nearest_that_does(flat: Workplace) -> None:
     with pytest.raises(Rejected) as caught:
-        checked(xl, gpu(31.84), model=NAME, data=SHORT, memory={"optimizer": "adamw", "micro_batch": 8})
+        checked(flat, gpu(8), model=NAME, data=SHORT, memory={"optimizer": "adamw", "micro_batch": 8})
     error = caught.value
     assert (error.detail_code, error.param) == ("does_not_fit", "memory.optimizer")
     assert "adamw, every layer recomputed, micro-batch 8" in str(error)
@@ -201,7 +209,7 @@ def test_a_setting_that_does_not_fit_is_refused_with_the_nearest_that_does(xl: W
 
 
 def test_the_plan_of_a_refused_job_says_what_it_would_need(workplace: Workplace) -> None:
-    run = workplace.job(memory={"budget": 0.01, "micro_batch": 4})
+    run = workplace.job(memory={"budget": 0.005, "micro_batch": 4})
     with pytest.raises(Rejected) as caught:
         workplace.check(run)
     memory = run.plan().memory
@@ -213,13 +221,8 @@ def test_the_plan_of_a_refused_job_says_what_it_would_need(workplace: Workplace)
     assert (run.path / PICTURE).read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_least_that_a_job_needs_comes_with_its_parts(xl: Workplace) -> None:
-    plan = checked(xl, gpu(31.84), model=NAME, data=SHORT)
-    assert plan.least_bytes == sum(plan.least_parts.values()) < plan.peak_bytes
-
-
-def test_a_gpu_nobody_has_reported_is_assumed_and_said_to_be(xl: Workplace) -> None:
-    plan = checked(xl, None, model=NAME, data=SHORT)
+def test_a_gpu_nobody_has_reported_is_assumed_and_said_to_be(flat: Workplace) -> None:
+    plan = checked(flat, None, model=NAME, data=SHORT, memory={"micro_batch": 8})
     assert plan.budget_source == "assumed"
     assert "(NVIDIA GeForce RTX 5090, assumed; " in plan.text
 
@@ -243,9 +246,9 @@ def test_a_small_model_on_a_cpu_trains_as_plainly_as_ever(workplace: Workplace) 
 
 
 def test_prepare_plans_for_the_longest_rows_that_there_are(workplace: Workplace) -> None:
-    run = workplace.job()
-    prepared = workplace.prepare(run)["memory"]
-    guessed, counted = (workplace.check(workplace.job())["plan"]["memory"], run.plan().memory)
+    run = workplace.job(memory=FIXED)
+    guessed = workplace.check(run)["plan"]["memory"]
+    prepared, counted = workplace.prepare_only(run)["memory"], run.plan().memory
     assert counted is not None and prepared["text"] == counted.text
     assert (counted.input_tokens, counted.target_tokens) < (512, 512)
     assert counted.peak_bytes < guessed["peak_bytes"]
@@ -293,7 +296,7 @@ def test_a_fallback_that_recomputes_layers_compiles_none_where_those_cannot_be(t
 
 def test_rows_that_are_only_evaluated_count_among_the_longest(workplace: Workplace) -> None:
     workplace.rows("held_out.jsonl", [{"input": "long " * 60, "target": "short"}])
-    run = workplace.job(data={"validation": "held_out.jsonl", "max_input_tokens": 48})
+    run = workplace.job(data={"validation": "held_out.jsonl", "max_input_tokens": 48}, memory=FIXED)
     workplace.prepare(run)
     planned, rows = run.plan().memory, PreparedDataset.open(Path(run.plan().data.prepared or ""))
     assert planned is not None
@@ -305,7 +308,7 @@ def test_prepare_takes_the_plan_of_check_where_nothing_differs(
     workplace: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workplace.rows("rows.jsonl", [{"input": f"{n} " * 40, "target": f"{n} " * 40} for n in range(40)])
-    run = workplace.job(data={"max_input_tokens": 16, "max_target_tokens": 16})
+    run = workplace.job(data={"max_input_tokens": 16, "max_target_tokens": 16}, memory=FIXED)
     workplace.check(run)
     made = run.plan().memory
     monkeypatch.setattr("worker.training.planning.memory_plan.plan_memory", None)
@@ -368,14 +371,14 @@ def test_what_stands_beside_the_bars_is_inside_the_frame(scale: float) -> None:
 
 def test_the_time_follows_what_is_recomputed(workplace: Workplace) -> None:
     workplace.settings = dataclasses.replace(workplace.settings, gpu=gpu(31.84))
-    run = workplace.job(memory={"activation_checkpointing": 1})
+    run = workplace.job(memory=FIXED | {"activation_checkpointing": 1})
     workplace.check(run)
     time = run.plan().time
     assert time is not None and time.recomputed_flops > 0
 
 
 def test_a_micro_batch_is_never_more_than_a_step(workplace: Workplace) -> None:
-    run = workplace.job(memory={"micro_batch": 64}, training={"batch_size": 16})
+    run = workplace.job(memory=FIXED | {"micro_batch": 64}, training={"batch_size": 16})
     workplace.check(run)
     assert run.plan().resolved.micro_batch == 16
 
@@ -418,31 +421,30 @@ def test_a_config_that_no_attempt_could_train_with_is_refused() -> None:
 
 
 def test_gpus_shard_the_weights_where_one_has_no_room_for_all() -> None:
-    config = CONFIG | XL | {"num_layers": 8, "num_decoder_layers": 8, "dropout_rate": 0.1}
     memory = {"optimizer": "adamw", "activation_checkpointing": 1, "micro_batch": 4}
 
     def planned(gpus: int, gib: float, **parts: Any) -> MemoryPlan:
         asked = {"data": {"train": "a.jsonl"}, "resources": {"gpus": gpus}, "memory": memory, **parts}
         budget = on_gpu(int(gib * GIB), "gpu", gpu(gib))
-        return plan_memory(parse_spec(asked), Seq2Seq(), config, (64, 64), device="cuda", budget=budget)
+        return plan_memory(parse_spec(asked), Seq2Seq(), WIDE, (64, 64), device="cuda", budget=budget)
 
     lora = {"method": {"type": "lora", "rank": 8}}
     one = planned(2, 8, **lora)
     assert one.sharded_bytes == 0 and "sharded" not in one.text
     with pytest.raises(Rejected, match="at its least"):
         planned(1, 2.5, **lora)
-    two, three = (planned(gpus, 2.9, **lora) for gpus in (2, 3))
+    two, three = (planned(gpus, 2.85, **lora) for gpus in (2, 3))
     assert two.sharded_bytes == three.sharded_bytes > 0.9 * (one.parts["weights"] - 3 * 2 * 2048 * 32128)
     assert two.peak_bytes <= two.limit_bytes and not two.compile
     assert "of weights sharded among the GPUs" in two.text
-    saved, slots = one.parts["weights"] - two.parts["weights"], 2 * two.sharded_bytes // 16
+    saved, slots = one.parts["weights"] - two.parts["weights"], 2 * two.sharded_bytes // 8
     assert saved == pytest.approx(two.sharded_bytes / 2 - slots / 2, rel=0.15)
     assert three.parts["weights"] < two.parts["weights"]
     with pytest.raises(Rejected):
-        planned(2, 2.9)
+        planned(2, 2.85)
     with pytest.raises(Rejected):
-        planned(1, 10.3)
-    full = planned(2, 10.3)
+        planned(1, 9.6)
+    full = planned(2, 9.6)
     assert full.sharded_bytes == two.sharded_bytes
     assert full.parts["optimizer"] == pytest.approx(12 * full.trained_parameters / 2, rel=0.05), "half of the states"
     assert full.disk is None and full.host is not None
@@ -450,8 +452,6 @@ def test_gpus_shard_the_weights_where_one_has_no_room_for_all() -> None:
 
 
 def test_a_job_that_does_not_fit_the_largest_gpu_takes_a_group_if_it_may(workplace: Workplace) -> None:
-    config = CONFIG | XL | {"num_layers": 8, "num_decoder_layers": 8, "dropout_rate": 0.1}
-
     def planned(
         gpus: int | str, gib: float, group: GpuFacts | None, earlier: MemoryPlan | None = None, **parts: Any
     ) -> MemoryPlan:
@@ -460,11 +460,11 @@ def test_a_job_that_does_not_fit_the_largest_gpu_takes_a_group_if_it_may(workpla
         settings = dataclasses.replace(workplace.settings, device="cuda", gpu=gpu(gib), group=group)
         journal = Journal(run.attempt_file("check"))
         try:
-            return plan_stage(run, run.spec(), Seq2Seq(), config, (64, 64), settings, journal, earlier)
+            return plan_stage(run, run.spec(), Seq2Seq(), WIDE, (64, 64), settings, journal, earlier)
         finally:
             assert (run.path / PICTURE).exists(), "whatever came of it"
 
-    two, four = (dataclasses.replace(gpu(10.8), count=count) for count in (2, 4))
+    two, four = (dataclasses.replace(gpu(10.1), count=count) for count in (2, 4))
     alone, together = planned("auto", 24, two), planned("auto", 12, two)
     assert (alone.gpus, alone.budget_bytes, alone.sharded_bytes) == (1, gpu(24).usable_bytes, 0), (
         "the largest is enough"
