@@ -1,7 +1,7 @@
 """Fixtures that every part uses: one real Redis per process of the run, emptied before each test that asks for it.
 
-`make test` runs two processes beside each other (pytest-xdist). Files stay whole; everything that starts all of
-Longhaul runs in one of the two, one after the other, and so does everything on a GPU.
+`make test` runs two processes beside each other (pytest-xdist). Files stay whole; so do the folders e2e and faults, in
+each of which one stack serves most tests, and everything on a GPU.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from tests.leaks import nothing_leaks as nothing_leaks
 from tests.leaks import nothing_leaks_from_a_module as nothing_leaks_from_a_module
 from tests.redis_server import RedisServer
 
-ALONE = {"e2e": "stacks", "faults": "stacks", "gpu": "gpu", "simulated_gpu": "stacks"}
-"""Folder of tests → the group whose tests never run beside each other."""
-BESIDE_OTHERS = "test_newcomer.py"
-"""The longest of these, which waits for no moment that others could make it miss."""
+TOGETHER = {"e2e": "e2e", "faults": "faults", "gpu": "gpu"}
+"""Folder of tests → the group whose tests run one after the other, in one process."""
 
 LONG = (
     "e2e/test_boxes.py", "e2e/test_clouds.py", "e2e/test_newcomer.py", "e2e/test_slurm.py", "faults/test_fencing.py",
@@ -46,31 +44,34 @@ ROWS = Path(__file__).parents[1] / "examples" / "recipes.jsonl"
 
 
 class ByFolderOrFile(LoadScopeScheduling):  # type: ignore[misc]  # untyped in pytest-xdist
-    """Deals out whole files, the largest first. (`--dist loadgroup` does not see groups with pytest 9.2.)"""
+    """Deals out whole files, and whole folders that share a stack. (`--dist loadgroup` does not see groups with pytest
+    9.2.)
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::")[0]
-        return file if Path(file).name == BESIDE_OTHERS else ALONE.get(Path(file).parent.name, file)
+        folder = Path(file).parent.name
+        return file if file.endswith(LONG) else TOGETHER.get(folder, file)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is long; and what drives a browser: Playwright leaves an event loop behind in which others cannot run
-    theirs. Folders stay together, in whichever order pytest-randomly has brought them: some share a running Longhaul.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark what is long. What takes longest comes first; folders stay together, in whichever order pytest-randomly has
+    brought them: some share a running Longhaul.
     """
-    folders: dict[Path, int] = {}
-    for item in items:
-        folders.setdefault(item.path.parent, len(folders))
-    items.sort(key=lambda item: folders[item.path.parent])
     for item in items:
         if item.path.as_posix().endswith(LONG):
             item.add_marker("long")
-        if "browser" in getattr(item, "fixturenames", ()):
-            item.add_marker("browser")
+    yield
+    folders: dict[Path, int] = {}
+    for item in items:
+        folders.setdefault(item.path.parent, len(folders))
+    items.sort(key=lambda item: (item.path.parent.name not in TOGETHER, folders[item.path.parent]))
 
 
 @pytest.hookimpl(optionalhook=True)  # nobody asks without pytest-xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    config.option.loadscopereorder = False  # the largest first, by the number of tests
     return ByFolderOrFile(config, log)
 
 
