@@ -348,7 +348,7 @@ class Plot:
                 self.write(mutant.file, source)
             left -= run.seconds
             if run.failed is None:
-                at, size = at + size, 2 * size
+                at, size = at + size, min(2 * size, 12)
             elif self._is_sound(run.failed, some):
                 return run.failed or f"a crash or a standstill of {' '.join(some)}"
             # Else the same again, without that test.

@@ -21,7 +21,7 @@ def test_a_job_is_stopped_half_way_finished_after_a_restart_and_left_by_down(con
     assert int(checkpoint.name.removeprefix("step-")) >= stopped_at > 0
 
     containers.compose("up", "-d")
-    containers.wait_for(lambda: containers.healthy("service") or None, "the service", 300)
+    containers.wait_for(lambda: containers.healthy("service") or None, "the service", 300, every=1)
     containers.wait_for_status(run, "succeeded", 600)
     assert reasons(run) == ["interrupted", "done"]
     made = [run.path, run.model, *run.model.iterdir(), run.events_file]
