@@ -74,6 +74,7 @@ class TwoBoxes(Stack):
             rules=compose_rules(),
             box_rules=compose_box_rules(),
             environment={"LONGHAUL_BOX": NAMES[1]},
+            own_warm=True,  # what is frozen or killed on a box is what its worker has started
         )
         number = os.getpid() % 64000
         self.namespace, self._ends = f"longhaul-{number}", (f"lh{number}a", f"lh{number}b")

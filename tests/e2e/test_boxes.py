@@ -62,12 +62,13 @@ def wait_for_step(boxes: TwoBoxes, run: RunDir, step: int, attempt: int = 1) -> 
 def reconciled(boxes: TwoBoxes, admin: redis.Redis) -> None:
     """Until reconcile has looked at all leases: it renews its own at the beginning of each look."""
 
-    def began() -> int:
-        return int(admin.pexpiretime("longhaul:reconcile"))
+    def until_s() -> float:
+        seconds, microseconds = admin.time()
+        return seconds + microseconds / 1e6 + admin.pttl("longhaul:reconcile") / 1e3
 
     for _ in range(2):
-        before = began()
-        boxes.wait_for(lambda before=before: began() > before or None, "a look of reconcile")
+        before = until_s()
+        boxes.wait_for(lambda before=before: until_s() > before + 1 or None, "a look of reconcile")
 
 
 def told(boxes: TwoBoxes, *words: str) -> str:

@@ -16,8 +16,8 @@ from jobs.disk.rundir import RunDir
 from jobs.events import AttemptEnded, ModelLoaded, TaskSubmitted
 from tests.facts import facts_of, reasons
 from tests.fake_cloud.cloud import FakeCloud
-from tests.shared_stack import rows, succeeds
-from tests.stack import ROLES, Stack, tiny_job
+from tests.shared_stack import restarted, shared_stack, succeeds
+from tests.stack import Stack, tiny_job
 
 
 class Place(NamedTuple):
@@ -37,14 +37,14 @@ class Place(NamedTuple):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("clouds")
-    with FakeCloud(folder) as cloud:
-        engines: dict[str, dict[str, object]] = {
-            "sky": {"kind": "skypilot"},
-            "slow": {"kind": "skypilot", "look_every_s": 3.0, "alone_s": 30.0},
-            "pods": {"kind": "kubeflow"},
-        }
-        with Stack(folder / "home", data=rows(folder), environment=cloud.environment_of(**engines)) as stack:
-            stack.start(*ROLES)
+    engines: dict[str, dict[str, object]] = {
+        "sky": {"kind": "skypilot"},
+        "slow": {"kind": "skypilot", "look_every_s": 3.0, "alone_s": 30.0},
+        "pods": {"kind": "kubeflow"},
+    }
+    with FakeCloud(folder) as cloud, shared_stack(folder) as stack:
+        stack.start("service", "check", "prepare", "publish")
+        with restarted(stack, "train", **cloud.environment_of(**engines)):
             yield Place(cloud, stack)
 
 

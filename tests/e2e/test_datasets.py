@@ -10,7 +10,11 @@ from tests.stack import Stack, tiny_job
 
 def test_an_upload_is_prepared_reported_on_and_kept(stack: Stack) -> None:
     stop(stack, "train")  # the job waits
-    content = {f"uploaded_{name}": (data_of(stack) / name).read_bytes() for name in ("rows.jsonl", "held_out.jsonl")}
+    # Without their first rows: the report of what was prepared once has the names that it had then.
+    content = {
+        f"uploaded_{name}": (data_of(stack) / name).read_bytes().partition(b"\n")[2]
+        for name in ("rows.jsonl", "held_out.jsonl")
+    }
     for name, sent in content.items():
         answer = requests.put(f"{stack.url}/datasets/{name}", data=sent, timeout=60)
         assert answer.status_code == 201, answer.text

@@ -152,7 +152,7 @@ def test_a_trial_that_runs_out_of_memory_is_a_result_and_the_others_learn_what_t
             )
         return {trial.settings["memory.micro_batch"]: trial for trial in record.trials}
 
-    free = trials(None, 4, 2)
+    free = trials(None, 4)
     short = trials(RECOVERS_AT, 8, 4)
     failed = short.pop(8)
     assert failed.outcome == "failed" and failed.error is not None and failed.error.code == "out_of_memory"

@@ -18,8 +18,8 @@ from jobs.events import AttemptEnded, AttemptStarted, JobQueued, ModelLoaded, Ta
 from tests.facts import facts_of, reasons
 from tests.fake_slurm.slurm import FakeSlurm
 from tests.processes import Moment, asked_at, continue_once_asked, freeze, said
-from tests.shared_stack import rows, succeeds
-from tests.stack import ROLES, ROOT, Stack, tiny_job
+from tests.shared_stack import restarted, shared_stack, succeeds
+from tests.stack import ROOT, Stack, tiny_job
 
 ALONE_S = 15.0
 """After which a node that hears nothing of us stops its trainer."""
@@ -29,12 +29,10 @@ ALONE_S = 15.0
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FakeSlurm, Stack]]:
     """Longhaul on a machine whose jobs train here, and on Slurm where they ask for it."""
     folder = tmp_path_factory.mktemp("slurm")
-    with (
-        FakeSlurm(folder) as slurm,
-        Stack(folder / "home", data=rows(folder), environment=slurm.environment(alone_s=ALONE_S)) as stack,
-    ):
-        stack.start(*ROLES)
-        yield slurm, stack
+    with FakeSlurm(folder) as slurm, shared_stack(folder) as stack:
+        stack.start("service", "check", "prepare", "publish")
+        with restarted(stack, "train", **slurm.environment(alone_s=ALONE_S)):
+            yield slurm, stack
 
 
 def long_job(epochs: int = 8, **more: Any) -> dict[str, Any]:
