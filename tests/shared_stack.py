@@ -63,13 +63,17 @@ def emptied(stack: Stack) -> Stack:
 
 
 @contextmanager
-def restarted(stack: Stack, *roles: str, without: tuple[str, ...] = (), **variables: str) -> Iterator[None]:
-    """Within, these roles run with such variables. At the end they are stopped: `mended` starts them as they were."""
+def restarted(stack: Stack, *roles: str, **variables: str | None) -> Iterator[None]:
+    """Within, these roles run with such variables (None: without it). At the end they are stopped: `mended` starts them
+    as they were.
+    """
     before = dict(stack.environment)
     stop(stack, *roles)
-    stack.environment |= variables
-    for name in without:
-        del stack.environment[name]
+    for name, value in variables.items():
+        if value is None:
+            del stack.environment[name]
+        else:
+            stack.environment[name] = value
     try:
         stack.start(*roles)
         yield

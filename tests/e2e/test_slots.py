@@ -32,7 +32,7 @@ def overlap(one: RunDir, other: RunDir) -> bool:
 
 
 def test_trials_share_a_cpu_and_one_slot_may_be_killed(stack: Stack) -> None:
-    with restarted(stack, "train", without=("OMP_NUM_THREADS",), LONGHAUL_TRIALS_AT_ONCE="2"):
+    with restarted(stack, "train", OMP_NUM_THREADS=None, LONGHAUL_TRIALS_AT_ONCE="2"):
         sweep = submit(stack, SWEEP)
         trials = [trial_of(stack, sweep, number) for number in range(2)]
         with ThreadPoolExecutor() as pool:  # once each has a checkpoint, and trains
