@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -59,16 +60,18 @@ def wait_for_step(boxes: TwoBoxes, run: RunDir, step: int, attempt: int = 1) -> 
     boxes.wait_for(look, f"step {step} of {run.id}")
 
 
-def reconciled(boxes: TwoBoxes, admin: redis.Redis) -> None:
+def reconciled(boxes: TwoBoxes, admin: Any) -> None:
     """Until reconcile has looked at all leases: it renews its own at the beginning of each look."""
 
     def until_s() -> float:
         seconds, microseconds = admin.time()
-        return seconds + microseconds / 1e6 + admin.pttl("longhaul:reconcile") / 1e3
+        return float(seconds + microseconds / 1e6 + admin.pttl("longhaul:reconcile") / 1e3)
+
+    def renewed(before: float) -> bool | None:
+        return until_s() > before + 1 or None
 
     for _ in range(2):
-        before = until_s()
-        boxes.wait_for(lambda before=before: until_s() > before + 1 or None, "a look of reconcile")
+        boxes.wait_for(partial(renewed, until_s()), "a look of reconcile")
 
 
 def told(boxes: TwoBoxes, *words: str) -> str:

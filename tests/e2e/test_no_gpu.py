@@ -34,7 +34,7 @@ def test_a_job_without_a_gpu_waits_says_why_and_starts_when_there_is_one(stack: 
 
             def complaint() -> str | None:
                 found = [each for each in requests.get(workers, timeout=60).json()["data"] if each["stage"] == "train"]
-                return found[0]["why"] if len(found) == 1 else None
+                return str(found[0]["why"]) if len(found) == 1 and found[0]["why"] else None
 
             why = stack.wait_for(complaint, "the worker's complaint")
             with printed.open("wb") as file:
