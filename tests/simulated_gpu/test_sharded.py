@@ -28,7 +28,7 @@ from worker.training.tasks.seq2seq.task import Seq2Seq
 pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(1200)]
 LARGE = {"d_model": 768, "d_kv": 64, "num_heads": 12, "d_ff": 3072, "num_layers": 5, "num_decoder_layers": 5}
 JOB: dict[str, Any] = {
-    "training": {"max_steps": 3},
+    "training": {"epochs": 1},
     "memory": {"optimizer": "adamw", "micro_batch": 4, "activation_checkpointing": 0},
     "evaluation": {"every_steps": 1000, "samples": 0, "generate_rows": 0},  # no text would ever end
     "checkpoint": {"every_steps": 3, "every_minutes": None},
@@ -55,10 +55,15 @@ def test_a_model_that_fits_neither_of_two_gpus_trains_on_both(make_run: MakeRun,
     assert memory.sharded_bytes > 0 and memory.peak_bytes <= memory.limit_bytes
     plan = run.plan()
     run.write_plan(plan.model_copy(update={"memory": memory}))
-    gpus = {"SIMGPU_CARDS": "2", "SIMGPU_TOTAL_MIB": str((USABLE + DRIVER_BYTES) // 2**20), TEST_GLOO: "1"}
+    gpus: dict[str, Any] = {
+        "SIMGPU_CARDS": "2",
+        "SIMGPU_TOTAL_MIB": str((USABLE + DRIVER_BYTES) // 2**20),
+        TEST_GLOO: "1",
+    }
     log = train(run, SIMGPU_STATE=str(run.path / "gpus"), **gpus)
     assert facts(run, ModelLoaded)[0].device == "cuda" and "2 ranks train together" in log
-    assert [fact.step for fact in facts(run, CheckpointSaved)] == [3] == [finished(run).step]
+    assert [fact.step for fact in facts(run, CheckpointSaved)][:1] == [3]
+    assert finished(run).step >= 5
     [measured] = facts(run, MemoryMeasured)
     context, exchange = memory.parts["context"], 4 * PIECE  # of which the plan counts the buffer as well
     assert measured.measured_bytes - context - exchange == pytest.approx(measured.predicted_bytes - context, rel=0.02)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from jobs.disk.rundir import RunDir
@@ -20,7 +21,7 @@ from tests.training.attempts import finished
 from worker.training.__main__ import main, set_library_switches
 
 WITHIN_S = 900.0
-TURING = {"SIMGPU_CC": "7.5", "SIMGPU_NAME": "Quadro RTX 6000", "SIMGPU_TOTAL_MIB": "24220"}
+TURING: dict[str, Any] = {"SIMGPU_CC": "7.5", "SIMGPU_NAME": "Quadro RTX 6000", "SIMGPU_TOTAL_MIB": "24220"}
 """A GPU of compute capability 7.5, in the environment of a trainer."""
 _WHILE_IMPORTING = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OPENBLAS_NUM_THREADS": "1"}
 """torchao looks for a GPU when it is imported; numpy and scipy would start threads."""
