@@ -24,10 +24,10 @@ from worker.training.tasks.seq2seq.loss import token_loss_sum
 
 pytestmark = [
     pytest.mark.simulated_gpu,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(1200),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
-ROWS, WIDTHS = (1, 2, 5, 8), (8, 16, 40, 64, 256)
+ROWS, WIDTHS = (1, 2, 5), (16, 40, 256)
 
 
 def test_nothing_is_compiled_after_the_warm_up(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from worker.training.settings import TrainerSettings
 from worker.training.stop import StopSignal
 from worker.training.train import train
 
-pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(1200)]
 TOKENS = 600
 """Of each text."""
 GPU = GpuFacts("NVIDIA GeForce RTX 5090", 32_113 * MIB)

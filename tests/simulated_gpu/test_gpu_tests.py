@@ -12,12 +12,12 @@ import pytest
 
 from tests.local import ROOT
 
-pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(1200)]
 
 
 def test_those_without_numbers_pass_here() -> None:
     command = [sys.executable, "-m", "pytest", "-m", "gpu and no_numbers", "tests/gpu"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=290, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert " 10 passed" in done.stdout, done.stdout[-5000:]
 
 
@@ -26,6 +26,6 @@ def test_the_benchmark_measures_every_configuration(tmp_path: Path) -> None:
     np.save(lengths, np.array([[8, 16, 30], [24, 40, 30]]))
     options = f"--shape tiny --rounds 1 --micro-batches 1 --largest 8 --rows 16 --lengths {lengths}"
     command = [sys.executable, "-m", "benchmarks.gpu_throughput", *options.split()]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=290, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["complete"] and not result["broken"] and done.returncode == 0, done.stdout[-5000:]

@@ -10,12 +10,12 @@ import pytest
 
 from tests.local import ROOT
 
-pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(1200)]
 
 
 def test_what_is_planned_is_what_is_allocated() -> None:
     command = [sys.executable, "-m", "benchmarks.simulated_gpu", "--model", "xl-width"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=880, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     # With each of 4 optimizers: 10 kinds of micro-batches, eager and compiled, evaluation, update, checkpoint; of

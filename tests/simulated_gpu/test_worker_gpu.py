@@ -10,7 +10,7 @@ import pytest
 
 from worker.gpu import NoGpu, named_gpus, usable_gpu
 
-pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(1200)]
 SLICE = "MIG-51a00000-0000-4000-8000-00000000000f"
 
 
