@@ -20,7 +20,7 @@ PYTEST_ARGS ?=
 TEST_PROCESSES ?= 2
 # A simulated GPU beside the checkout, for torch's CUDA build; few machines have it.
 SIMULATED_GPU ?= ../shared/simulated_gpu
-SIMULATED_GPU_VENV := .venv-simulated-gpu
+SIMULATED_GPU_VENV ?= .venv-simulated-gpu
 # Exactly: tests read manifests with them. Longhaul itself needs neither.
 ENGINES := kubeflow==0.5.0 kubeflow_trainer_api==2.3.0 skypilot==0.14.1
 ENGINES_VENV ?= .venv-engines
@@ -67,7 +67,7 @@ simulated-gpu: ## create .venv-simulated-gpu: torch's CUDA build and a GPU that 
 		VENV=$(SIMULATED_GPU_VENV) $(SIMULATED_GPU)/run python tests/simulated_gpu/driver_check.py && touch $(SIMULATED_GPU_VENV)/.self-tested
 
 test-simulated-gpu: simulated-gpu ## run the tests that need a simulated GPU
-	VENV=$(SIMULATED_GPU_VENV) $(SIMULATED_GPU)/run python -m pytest -m simulated_gpu tests/simulated_gpu $(PYTEST_ARGS)
+	VENV=$(SIMULATED_GPU_VENV) $(SIMULATED_GPU)/run python -m pytest -m simulated_gpu tests/simulated_gpu -n $(TEST_PROCESSES) $(PYTEST_ARGS)
 
 engines: $(ENGINES_VENV)/.setup-stamp ## create .venv-engines: the packages of SkyPilot and Kubeflow (1 GB of disk; minutes)
 
