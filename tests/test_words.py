@@ -13,13 +13,7 @@ import pytest
 from tests.stack import ROOT
 
 GLOSSARY = ROOT / "docs" / "glossary.md"
-SPARED = {
-    "docs/glossary.md",
-    "docs/openapi.json",
-    "CHANGELOG.md",
-    "benchmarks/two_revisions.py",
-    "tests/test_words.py",
-}
+SPARED = {"docs/glossary.md", "docs/openapi.json", "CHANGELOG.md", "benchmarks/two_revisions.py", "tests/test_words.py"}
 """Files that may name what there was; the OpenAPI document is made from the code."""
 
 

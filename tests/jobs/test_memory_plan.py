@@ -61,11 +61,7 @@ def test_the_record_has_memory_as_checked_and_then_as_prepared() -> None:
     resolved = Resolved(micro_batch=4, activation_checkpointing=2, optimizer="adamw", compile=True)
     first = checked(resolved=resolved, memory=memory_plan(micro_batch=4, activation_checkpointing=2).summary())
     memory = memory_plan().summary()
-    facts: list[AnyFact] = [
-        JobSubmitted(name="a", model="m", spec_sha256="0"),
-        first,
-        prepared(7, memory=memory),
-    ]
+    facts: list[AnyFact] = [JobSubmitted(name="a", model="m", spec_sha256="0"), first, prepared(7, memory=memory)]
     events = [Event(number=n, job="job-a", at=n, fact=fact) for n, fact in enumerate(facts, 1)]
     assert fold("job-a", events[:2]).plan == first.plan
     plan = fold("job-a", events).plan

@@ -13,13 +13,7 @@ import redis
 
 from jobs.disk.rundir import RunDir, create
 from jobs.errors import Damaged
-from jobs.events import (
-    AttemptEnded,
-    AttemptStarted,
-    JobCancelled,
-    JobQueued,
-    JobSubmitted,
-)
+from jobs.events import AttemptEnded, AttemptStarted, JobCancelled, JobQueued, JobSubmitted
 from jobs.redis import maintenance, queries, scripts
 from jobs.redis.connection import Scripts, connect
 from jobs.redis.store import Store

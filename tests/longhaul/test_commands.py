@@ -15,16 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from jobs.events import (
-    AttemptEnded,
-    AttemptStarted,
-    Fault,
-    JobCancelled,
-    JobFailed,
-    JobPaused,
-    JobQueued,
-    JobResumed,
-)
+from jobs.events import AttemptEnded, AttemptStarted, Fault, JobCancelled, JobFailed, JobPaused, JobQueued, JobResumed
 from jobs.heartbeat import Gpu
 from jobs.process.keys import read_keys
 from jobs.text.units import GIB

@@ -14,12 +14,7 @@ import pytest
 import requests
 
 import jobs.redis.feed
-from jobs.events import (
-    CheckpointSaved,
-    Event,
-    JobCancelled,
-    JobCancelRequested,
-)
+from jobs.events import CheckpointSaved, Event, JobCancelled, JobCancelRequested
 from jobs.redis.connection import connect
 from jobs.redis.store import ALL_EVENTS, Store, events_key
 from service.reading.stream import frame

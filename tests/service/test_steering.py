@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.events import (
-    AttemptEnded,
-    CheckpointSaved,
-    Fault,
-    JobCancelled,
-    JobPaused,
-    JobResumed,
-)
+from jobs.events import AttemptEnded, CheckpointSaved, Fault, JobCancelled, JobPaused, JobResumed
 from jobs.redis.connection import connect
 from jobs.redis.queue import Tickets
 from jobs.state import Stage

@@ -199,11 +199,7 @@ def test_torch_is_not_imported_to_learn_its_cuda(tmp_path: Path, version: str | 
     ],
 )
 def test_the_driver_is_asked_for_its_cuda_and_whether_it_works(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    version: str,
-    init: str,
-    said: tuple[tuple[int, int] | None, int],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, init: str, said: tuple[tuple[int, int] | None, int]
 ) -> None:
     """A driver made here: two of its functions, with their true names and signatures."""
     source = tmp_path / "cuda.c"

@@ -419,10 +419,7 @@ def test_failures_with_other_causes_do_not_count_together(house: Publish) -> Non
 
 
 def test_settings_that_make_no_job_are_a_failed_trial(house: Publish) -> None:
-    space = {
-        "training.max_steps": [5, 10],
-        **TOGETHER,
-    }
+    space = {"training.max_steps": [5, 10], **TOGETHER}
     sweep = house.submit(space=space, sampler="grid", parallel=1)
     record = house.until_ended(sweep, lambda _: [*DONE, JobSucceeded(model="model", step=10, loss=1.0)])
     failed = [trial for trial in record.trials if trial.outcome == "failed"]

@@ -627,10 +627,7 @@ def test_a_bucket_that_is_away_is_unavailable_and_what_is_new_is_sent_later(plac
 
 @pytest.mark.parametrize(
     ("url", "why"),
-    [
-        ("s3://bucket", "s3://bucket: Install s3fs to access S3, with pip"),
-        ("nope://x", "nope://x: Protocol not known"),
-    ],
+    [("s3://bucket", "s3://bucket: Install s3fs to access S3, with pip"), ("nope://x", "nope://x: Protocol not known")],
 )
 def test_a_bucket_that_nothing_here_can_read_is_refused_by_name(url: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
