@@ -1,4 +1,4 @@
-"""One thing that the trainer of attempt 1 writes: `python -m tests.training.fenced_writes WHAT RUN_DIR`.
+"""One thing that the trainer of attempt 1 writes.
 
 Of `during` and `stale`, another attempt begins after the first tensor of a checkpoint is written; of `stale` that one
 is saving the same step when the first learns that its file is gone.
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -92,7 +90,3 @@ def main(what: str, run: RunDir) -> None:
         case _:
             others: dict[str, WriteProgress] = {"during": AnotherBox(run), "stale": Stale(run)}
             save(run, others.get(what, Nobody()), fence)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], RunDir(Path(sys.argv[2])))

@@ -1,15 +1,11 @@
-"""A program for test_resume_from.py: kills an adoption at many points, and says what was found and what came of it.
-
-`python killed_adoptions.py FOLDER POINTS` prints a JSON line a point: where it was, which checkpoints were there under
-their names and whether all of them verified, and what adopting again then leaves in both jobs.
-"""
+"""Kills an adoption at many points, and says what was found and what came of it."""
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -42,9 +38,9 @@ def shas(run: RunDir) -> dict[str, str]:
     return {folder.name: verify(folder).spec_sha256 for folder in newest_first(run)}
 
 
-def main(folder: Path, points: int) -> None:
-    """One line a point."""
-    torch.set_num_threads(1)
+def killed_adoptions(folder: Path, points: int) -> Iterator[dict[str, Any]]:
+    """Of each point where it was, which checkpoints were there under their names, all of which verified, and what
+    adopting again then leaves in both jobs."""
     other, _ = make(folder, "job-1")
     run, plan = make(folder, "job-2", resume_from="job-1")
     journal = Journal(run.attempt_file("prepare"))
@@ -74,8 +70,4 @@ def main(folder: Path, points: int) -> None:
         own = set(shas(run).values()) == {run.spec().sha256()}
         left = sorted(each.name for each in run.checkpoints.iterdir())
         said = {"place": place, "killed": killed, "found": found, "complete": complete}
-        print(json.dumps({**said, "left": left, "own": own, "other_untouched": shas(other) == before}))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+        yield {**said, "left": left, "own": own, "other_untouched": shas(other) == before}

@@ -1,16 +1,11 @@
-"""A program for test_saving.py: kills a save at many points, each in a forked child, and says what was found after it.
-
-`python killed_saves.py FOLDER POINTS` prints a JSON line a point: where it was, the step that a resume would continue
-from, and whether a save that is not disturbed then succeeds.
-"""
+"""Kills a save at many points, each in a forked child, and says what was found after it."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -39,11 +34,12 @@ def lines_run(act: Callable[[], object], at_line: Callable[[int, str], None], ow
             count += 1
         return look
 
+    before = sys.gettrace()
     sys.settrace(look)
     try:
         act()
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
 
 
 def killed_at(act: Callable[[], object], target: int, own: Set[str] = OWN) -> tuple[str, bool]:
@@ -66,9 +62,9 @@ def killed_at(act: Callable[[], object], target: int, own: Set[str] = OWN) -> tu
     return place, os.WIFSIGNALED(status)
 
 
-def main(folder: Path, points: int) -> None:
-    """One line a point."""
-    torch.set_num_threads(1)
+def killed_saves(folder: Path, points: int) -> Iterator[dict[str, Any]]:
+    """Of each point where it was, the step that a resume would continue from, and whether a save that is not disturbed
+    then succeeds."""
     run = RunDir(folder / "job-1")
     run.checkpoints.mkdir(parents=True)
     journal = Journal(run.attempt_file(1))
@@ -95,19 +91,7 @@ def main(folder: Path, points: int) -> None:
         renamed = (run.checkpoints / "step-00000002").exists()
         save(2)
         again = newest(run, "s", journal)
-        print(
-            json.dumps(
-                {
-                    "place": place,
-                    "killed": killed,
-                    "renamed": renamed,
-                    "found": found and found.state.step,
-                    "left": sorted(each.name for each in run.checkpoints.iterdir()),
-                    "again": again and again.state.step,
-                }
-            )
-        )
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+        yield {
+            "place": place, "killed": killed, "renamed": renamed, "found": found and found.state.step,
+            "left": sorted(each.name for each in run.checkpoints.iterdir()), "again": again and again.state.step,
+        }  # fmt: skip

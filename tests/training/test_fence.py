@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import zlib
 from fnmatch import fnmatch
 from pathlib import Path
@@ -16,9 +14,10 @@ from jobs.disk.rundir import RunDir, create
 from jobs.events import AttemptEnded, AttemptStarted, JobQueued, JobSubmitted
 from jobs.reasons import Reason
 from jobs.spec import parse_spec
-from tests.stack import ROOT
 from tests.summaries import checked, prepared
+from tests.training import fenced_writes
 from tests.training.fenced_writes import take_over
+from tests.training.forked import fork
 from worker.training.checkpoints.pruning import clean
 from worker.training.fence import EXIT_CODE, end_if_over
 
@@ -41,9 +40,8 @@ def written(run: RunDir) -> set[str]:
 
 def write(what: str, run: RunDir) -> tuple[int, str]:
     """Exit code and log of a trainer that does."""
-    command = [sys.executable, "-m", "tests.training.fenced_writes", what, str(run.path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.returncode, done.stderr
+    code, _, said = fork(lambda: fenced_writes.main(what, run)).wait()
+    return code, said
 
 
 WRITES = {

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
 
 from jobs.attempt import Finished
@@ -20,7 +17,9 @@ from tests.training.adapters.test_adapter_runs import LORA
 from tests.training.attempts import attempt
 from tests.training.conftest import MakeRun
 from tests.training.export.test_export import SHORT, exported, flip
+from tests.training.forked import Forked, fork
 from tests.training.hub_server import COMMIT, Hub, running_hub
+from worker.training.__main__ import main
 from worker.training.models.manifest import describe, write_manifest
 
 TOKEN = "hf_plantedPlantedPlantedPlanted"
@@ -29,25 +28,24 @@ NAME = "cooks/tuned"
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)  # which `push` sets before the import
     with running_hub(monkeypatch) as server:
         server.token = TOKEN
         yield server
 
 
-def started(run: RunDir, hub: Hub, *more: str, token: str | None = TOKEN) -> subprocess.Popen[str]:
+def started(run: RunDir, hub: Hub, *more: str, token: str | None = TOKEN) -> Forked:
     """`python -m worker.training push`, with the token in its environment."""
-    command = [sys.executable, "-m", "worker.training", "push", str(run.path), NAME, "--license", "apache-2.0", *more]
-    environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
-    environment |= {"HF_ENDPOINT": hub.url, **({"HF_TOKEN": token} if token else {})}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    arguments = ("push", str(run.path), NAME, "--license", "apache-2.0", *more)
+    return fork(lambda: main([*arguments]), **({"HF_TOKEN": token} if token else {}))
 
 
 def pushed(run: RunDir, hub: Hub, *more: str, token: str | None = TOKEN) -> tuple[Finished, str]:
     """Its last line, and what it printed."""
-    said, _ = started(run, hub, *more, token=token).communicate(timeout=120)
+    _, out, err = started(run, hub, *more, token=token).wait()
     last = run.attempt_lines("push")[-1]
-    assert isinstance(last, Finished), said
-    return last, said
+    assert isinstance(last, Finished), err
+    return last, out + err
 
 
 def test_a_push_killed_in_the_middle_is_repeated_and_sends_only_what_is_missing(make_run: MakeRun, hub: Hub) -> None:
@@ -58,11 +56,10 @@ def test_a_push_killed_in_the_middle_is_repeated_and_sends_only_what_is_missing(
     tokenizer = hashlib.sha256(files["tokenizer.json"]).hexdigest()
     hub.stalls_at = weights
     process = started(run, hub)
-    assert hub.stalled.wait(120)
-    assert TOKEN not in Path(f"/proc/{process.pid}/cmdline").read_text()
-    process.kill()
-    said, _ = process.communicate()
-    assert process.returncode == -signal.SIGKILL and hub.commits == [], "all of a model or nothing"
+    assert hub.stalled.wait(120), process.log
+    process.send(signal.SIGKILL)
+    code, *said = process.wait()
+    assert code == -signal.SIGKILL and hub.commits == [], "all of a model or nothing"
     hub.proceed.set()
     hub.objects[tokenizer] = files["tokenizer.json"]  # had come in, or was about to
     sent = len(hub.received)
@@ -77,7 +74,7 @@ def test_a_push_killed_in_the_middle_is_repeated_and_sends_only_what_is_missing(
     for part in ("| data |", "prepared as `", "| rows of ", "| limits |", "## Use", "## Quality", "## Curve"):
         assert part in page
     written = "".join(file.read_text(errors="replace") for file in run.path.rglob("*") if file.is_file())
-    for text in (said, also_said, written, json.dumps([page, *map(str, hub.asked)])):
+    for text in (*said, also_said, written, json.dumps([page, *map(str, hub.asked)])):
         assert TOKEN not in text
 
 

@@ -22,6 +22,7 @@ from jobs.errors import Rejected
 from jobs.events import CheckpointSaved, EvaluationFinished, ModelLoaded
 from tests.training.attempts import attempt, facts, finished, logged, same_tensors, trained
 from tests.training.conftest import MakeRun
+from tests.training.forked import Forked, stage
 from worker.training.__main__ import main, set_library_switches
 from worker.training.machine.device import hold_job
 from worker.training.steps import order
@@ -30,23 +31,24 @@ ROOT = Path(__file__).parents[2]
 LIMIT_S = 600.0
 
 
-def start(run: RunDir, number: int) -> subprocess.Popen[bytes]:
-    environment = os.environ | {
-        "LONGHAUL_DEVICE": "cpu",
-        "OMP_NUM_THREADS": "1",
-        "LONGHAUL_PARENT_PID": str(os.getpid()),
-    }
-    command = [sys.executable, "-m", "worker.training", "train", str(run.path), "--attempt", str(number)]
-    with open(run.trainer_log, "ab") as log:
-        return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=log)
+def start(run: RunDir, number: int) -> Forked:
+    return stage("train", run.path, "--attempt", str(number))
 
 
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes], run: RunDir) -> None:
+def wait_until(condition: Callable[[], bool], process: Forked) -> None:
     until = time.monotonic() + LIMIT_S
     while not condition():
-        assert process.poll() is None, run.trainer_log.read_text()
+        assert not process.ended, process.log
         assert time.monotonic() < until, "timed out"
         time.sleep(0.01)
+
+
+def begun_by_hand(run: RunDir) -> tuple[int, str, str]:
+    """Its first attempt, as a program of its own: exit code, stdout and stderr."""
+    command = [sys.executable, "-m", "worker.training", "train", str(run.path)]
+    environment = os.environ | {"LONGHAUL_DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
@@ -59,21 +61,23 @@ def test_sigterm_finishes_the_step_saves_and_the_next_attempt_goes_on_bit_for_bi
     }  # fmt: skip
     whole, broken = make_run("whole", **long), make_run("broken", **long)
     first = start(broken, 1)
-    wait_until(lambda: len(facts(broken, EvaluationFinished)) >= 3, first, broken)
-    first.send_signal(signal.SIGTERM)
-    first.send_signal(signal.SIGTERM)  # a second one changes nothing
-    assert first.wait(LIMIT_S) == 75, broken.trainer_log.read_text()
+    wait_until(lambda: len(facts(broken, EvaluationFinished)) >= 3, first)
+    first.send(signal.SIGTERM)
+    first.send(signal.SIGTERM)  # a second one changes nothing
+    code, _, log = first.wait()
+    assert code == 75, log
     stopped = finished(broken)
     assert stopped.reason == "interrupted" and 20 <= stopped.step < 103
     assert facts(broken, CheckpointSaved)[-1].step == stopped.step
 
-    assert start(broken, 2).wait(LIMIT_S) == 0, broken.trainer_log.read_text()
-    assert start(whole, 1).wait(LIMIT_S) == 0, whole.trainer_log.read_text()
+    code, _, log = start(broken, 2).wait()
+    assert code == 0, log
+    code, _, log = begun_by_hand(whole) if method == "full" else start(whole, 1).wait()
+    assert code == 0, log
     assert facts(broken, ModelLoaded, 2)[0].resumed_step == stopped.step
     assert len(logged(whole)) == 26 and logged(broken) == logged(whole)
     assert finished(broken, 2).result == finished(whole).result
     assert same_tensors(broken.model / "model.safetensors", whole.model / "model.safetensors")
-    log = whole.trainer_log.read_text()
     assert "step 103 of 103: training loss " in log
     [warning] = [line for line in log.splitlines() if line.split()[2] != "INFO"]
     assert "plan.json is of a version that did not plan memory" in warning, "no library adds to it"
@@ -166,10 +170,9 @@ def test_every_typed_error_ends_the_attempt_file_and_gives_its_exit_code(
 def test_other_errors_are_a_crash_without_a_last_line(make_run: MakeRun) -> None:
     run = make_run()
     run.plan_file.write_text("{")
-    process = start(run, 1)
-    assert process.wait(LIMIT_S) == 1
+    code, _, log = start(run, 1).wait()
+    assert code == 1 and "ValidationError" in log
     assert not any(isinstance(line, Finished) for line in run.attempt_lines(1))
-    assert "ValidationError" in run.trainer_log.read_text()
 
 
 def test_library_switches_leave_what_the_user_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""200 loads from 8 threads: `python -m tests.training.threaded_loads ours|bare TASK FOLDER...`; JSON on the last line.
+"""200 loads from 8 threads.
 
 `ours` loads with `worker.training.network.model.load`, `bare` calls `from_pretrained` with dtypes in turn, as the
 control. A process of its own, because threads that load without a lock may leave transformers unusable in it:
@@ -8,19 +8,19 @@ control. A process of its own, because threads that load without a lock may leav
 from __future__ import annotations
 
 import json
-import os
-import sys
 import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers.utils import logging
 
 from jobs.errors import Rejected
 from jobs.spec import parse_spec
+from tests.training.forked import fork
 from worker.training.network.model import load
 from worker.training.tasks.registry import task_of
 from worker.training.tasks.task import Task
@@ -77,10 +77,15 @@ def main(how: str, name: str, folders: list[Path]) -> dict[str, object]:
     return {"counts": dict(counts), "afterwards": afterwards}
 
 
-if __name__ == "__main__":
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    warnings.simplefilter("ignore")
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    torch.set_num_threads(1)
-    print(json.dumps(main(sys.argv[1], sys.argv[2], [Path(name) for name in sys.argv[3:]])))
+def threaded_loads(how: str, task: str, folders: list[Path]) -> Any:
+    """What `main` returns, in a process of its own."""
+
+    def work() -> None:
+        warnings.simplefilter("ignore")
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        print(json.dumps(main(how, task, folders)))
+
+    code, out, err = fork(work, HF_HUB_OFFLINE="1").wait()
+    assert code == 0, err
+    return json.loads(out.splitlines()[-1])

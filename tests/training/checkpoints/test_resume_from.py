@@ -8,8 +8,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +34,7 @@ from tests.training.attempts import attempt, checkpoints, facts, finished, logge
 from tests.training.checkpoints.damage import cut_short, flip_a_bit
 from tests.training.conftest import OVERFIT, WORDS
 from tests.training.hub_server import COMMIT, running_hub
+from tests.training.killed_adoptions import killed_adoptions
 from tests.training.workplace import Workplace
 from worker.supervise import stage_outcome
 from worker.training.checkpoints.checkpoint import verify
@@ -360,9 +359,7 @@ def test_one_that_was_damaged_after_it_was_taken_is_not_replaced_by_the_beginnin
 
 def test_an_adoption_killed_at_any_point_is_completed_by_the_next(tmp_path: Path) -> None:
     # kill -9 at 40 lines spread over the code that takes over two checkpoints.
-    program = [sys.executable, "-m", "tests.training.killed_adoptions", str(tmp_path), "40"]
-    said = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
-    points = [json.loads(line) for line in said.splitlines()]
+    points = list(killed_adoptions(tmp_path, 40))
     both = ["step-00000001", "step-00000002"]
     assert len(points) == 40 and all(point["killed"] for point in points)
     assert len({point["place"] for point in points}) > 20

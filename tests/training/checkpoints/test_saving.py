@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from jobs.events import CheckpointSaved, DiskLow
 from jobs.spec import CheckpointSpec, TrainingSpec
 from tests.training.attempts import attempt, checkpoints, facts, same_tensors
 from tests.training.conftest import MakeRun
+from tests.training.killed_saves import killed_saves
 from worker.training import window
 from worker.training.adapters.full import weights_of
 from worker.training.checkpoints import saving
@@ -27,8 +25,6 @@ from worker.training.checkpoints.saving import Saver
 from worker.training.checkpoints.tensorfile import write_tensors
 from worker.training.journal import Journal
 from worker.training.optimizers.optimizer import make_optimizer
-
-ROOT = Path(__file__).parents[3]
 
 
 class Gate:
@@ -197,9 +193,7 @@ def test_the_checkpoint_before_a_bad_step_is_completed(make_run: MakeRun, monkey
 
 def test_a_save_killed_at_any_point_leaves_a_checkpoint_that_verifies(tmp_path: Path) -> None:
     # kill -9 at 50 lines spread over the code that saves. Must hold: step 1 until the rename, step 2 after it.
-    program = [sys.executable, "-m", "tests.training.killed_saves", str(tmp_path), "50"]
-    said = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
-    points = [json.loads(line) for line in said.splitlines()]
+    points = list(killed_saves(tmp_path, 50))
     assert len(points) == 50 and all(point["killed"] for point in points)
     assert len({point["place"] for point in points}) > 20
     for point in points:

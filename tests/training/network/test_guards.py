@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +20,9 @@ from transformers import AutoModelForSeq2SeqLM
 from jobs.errors import GpuLost, NotPrepared, Rejected
 from tests.training.attempts import attempt, finished
 from tests.training.conftest import MakeRun
+from tests.training.forked import stage
 from tests.training.models.test_pickles import Program
+from tests.training.threaded_loads import threaded_loads
 from tests.training.workplace import Workplace, pairs
 from worker.training.journal import Journal
 from worker.training.network import guards
@@ -165,10 +165,8 @@ def test_what_was_loaded_is_judged_as_well(model_folder: Path, name: str) -> Non
 def test_a_trainer_ends_with_the_reason_and_its_exit_code(model_folder: Path, make_run: MakeRun) -> None:
     run = make_run()
     DEFECTS["missing"].damage(model_folder)
-    command = [sys.executable, "-m", "worker.training", "train", str(run.path)]
-    environment = {**os.environ, "LONGHAUL_DEVICE": "cpu"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 77, ended.stderr
+    code, _, said = stage("train", run.path).wait()
+    assert code == 77, said
     last = finished(run)
     assert last.reason == "rejected"
     assert last.error is not None and last.error.code == "missing_keys"
@@ -234,12 +232,8 @@ def test_loads_from_eight_threads_are_all_good_and_bare_ones_are_not(model_folde
         folders.append(Path(shutil.copytree(model_folder, tmp_path / str(dtype))))
         change_weights(folders[-1], partial(converted, dtype=dtype))
 
-    def loads(how: str) -> Any:
-        command = [sys.executable, "-m", "tests.training.threaded_loads", how, "seq2seq", *map(str, folders)]
-        return json.loads(subprocess.run(command, check=True, capture_output=True, timeout=120).stdout.splitlines()[-1])
-
-    assert loads("ours") == {"counts": {"good": 200}, "afterwards": "good"}
-    bare = loads("bare")
+    assert threaded_loads("ours", "seq2seq", folders) == {"counts": {"good": 200}, "afterwards": "good"}
+    bare = threaded_loads("bare", "seq2seq", folders)
     assert bare["counts"].get("good", 0) < 100, "from_pretrained has become thread-safe: is our lock still needed?"
     assert bare["counts"]["meta"] > 100
     assert bare["afterwards"] in ("missing_keys", "meta_tensor"), "that process is spoilt, and our guards must see it"
