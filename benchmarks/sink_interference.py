@@ -130,7 +130,7 @@ def one_round(arguments: argparse.Namespace) -> Round:
             discord.wait_for(lambda: "tiny: done" in discord.titles, timeout_s=90)
             stack.wait_for(lambda: closed(run, "wandb") or None, "the W&B run to end", 120)
         rows = run.metrics()
-        (file,) = offline_files(run)
+        kept = {pair for file in offline_files(run) for pair in history(file, "train/loss")}
         return Round(
             ratios=pair_ratios(turns, rows),
             step_s=statistics.median(row.step_s for row in rows),
@@ -138,7 +138,7 @@ def one_round(arguments: argparse.Namespace) -> Round:
             discord_answers=answers,
             wandb_unanswered=unanswered,
             discord_complete=discord.titles == ["tiny: attempt 1 ended", "tiny: done"],
-            wandb_complete=history(file, "train/loss") == [(row.step, row.loss) for row in rows],
+            wandb_complete=kept == {(row.step, row.loss) for row in rows},
         )
 
 

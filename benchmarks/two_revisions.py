@@ -1,19 +1,19 @@
 """Two revisions of this repository train the same jobs: are weights, losses and evaluations equal bit for bit?
 
-    python -m benchmarks.two_revisions [BEFORE [AFTER]] [--optimizer NAME] [--micro-batch 4]
+    python -m benchmarks.two_revisions [BEFORE [AFTER]] [--optimizer NAME] [--micro-batch 8]
 
 Each revision is unpacked into a temporary folder and runs there as real processes: Redis, service, workers. It trains
 `builtin:t5-tiny` on recipes of `examples/` with a fixed seed, with each optimizer. Every job is paused and resumed
-at step 7 and killed (-9) at step 20; after step 3 memory runs out in the second micro-batch of a step. `KEYS_BEFORE`
-has the names that job keys had in revisions before `training`. Without a name: HEAD. What is the same on both sides is
-trained once.
+at step 7 and killed (-9) at step 20. `KEYS_BEFORE` has the names that job keys had in revisions before `training`.
+Without a name: HEAD. What is the same on both sides is trained once.
 
 `weights_equal`: the files of the final weights; `tensors_differing` and `max_abs_difference` say how far they are
 apart. `losses_equal`: every logged loss, gradient norm and learning rate (of a step that was redone, the last).
 `evaluations_equal`: every validation loss. `first_difference`: the first step that was logged otherwise.
 
-`--micro-batch 8` is a whole batch at once, and then memory does not run out. `--learning-rate-after` gives AFTER
-another learning rate, as a control: that must be unequal.
+`--micro-batch 8` is a whole batch at once. With 4 memory runs out in the second micro-batch of a step after step 3, but
+only in revisions whose trainers are not forked: forked ones do not read what makes it run out.
+`--learning-rate-after` gives AFTER another learning rate, as a control: that must be unequal.
 
 JSON on the last line; exit code 1 if anything is unequal.
 """
@@ -100,7 +100,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("before", nargs="?", default="HEAD")
     parser.add_argument("after", nargs="?", default="HEAD")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, action="append", help="only this one")
-    parser.add_argument("--micro-batch", type=int, default=4)
+    parser.add_argument("--micro-batch", type=int, default=BATCH)
     parser.add_argument("--learning-rate-after", type=float, default=LEARNING_RATE)
     arguments = parse(parser, argv, optimizer=["adamw"])
     rates = {"before": LEARNING_RATE, "after": arguments.learning_rate_after}
