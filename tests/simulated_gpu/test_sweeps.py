@@ -1,9 +1,8 @@
-"""Four trials share a GPU without room for all, with torch's CUDA build. One runs out of memory: no other notices."""
+"""Three trials share a GPU without room for all, with torch's CUDA build. One runs out of memory: no other notices."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ from jobs.memory_plan import TEST_LIMIT
 from jobs.text.units import MIB
 from longhaul.answers import TrialDict
 from tests.facts import facts_of
-from tests.local import ROOT, Local, until
+from tests.simulated_gpu.machine import JOB as USUAL
+from tests.simulated_gpu.machine import Machine
 from worker.training.planning.memory_plan import CONTEXT_BYTES
 
 pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(1200)]
@@ -24,13 +24,10 @@ GPU_MIB = 4608
 LIMIT = CONTEXT_BYTES + 256 * MIB
 """Of each attempt: the trial with the largest micro-batch was planned for more."""
 TOO_MANY = 128
-JOB: dict[str, Any] = {
-    "model": "builtin:t5-tiny",
+JOB: dict[str, Any] = USUAL | {
     "data": {"train": "rows.jsonl", "validation": 0.1},
     "training": {"max_steps": 3, "batch_size": TOO_MANY},
     "memory": {"on_oom": "fail"},
-    "evaluation": {"every_steps": 1000, "samples": 0, "generate_rows": 0},  # no text would ever end
-    "speed": {"compile": False},
 }
 
 
@@ -59,20 +56,17 @@ def test_a_trial_that_runs_out_of_memory_disturbs_none_of_those_beside_it(tmp_pa
     (tmp_path / "data").mkdir()
     rows = (json.dumps({"input": f"{number} bread " * 40, "target": f"bake {number} " * 40}) for number in range(256))
     (tmp_path / "data" / "rows.jsonl").write_text("\n".join(rows))
-    environment = {**os.environ, "SIMGPU_STATE": str(tmp_path / "gpu"), "LONGHAUL_DEVICE": "cuda"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment |= {TEST_LIMIT: str(LIMIT), "SIMGPU_TOTAL_MIB": str(GPU_MIB)}
-    ours = {name: environment[name] for name in environment if not name.startswith(("LONGHAUL_URL", "LONGHAUL_PORT"))}
-    with Local(tmp_path, environment=ours) as local:
+    gpu = {TEST_LIMIT: str(LIMIT), "SIMGPU_TOTAL_MIB": str(GPU_MIB), "LONGHAUL_TRIALS_AT_ONCE": "3"}
+    with Machine(tmp_path, **gpu) as machine:
 
         def trials(parallel: int, *micro_batches: int) -> dict[int, TrialDict]:
             """Those of a sweep that has ended, by micro-batch."""
             space = {"memory.micro_batch": [*micro_batches]}
             wanted = {"job": JOB, "space": space, "sampler": "grid", "parallel": parallel, "keep_models": "all"}
-            sweep = local.api.submit_sweep(wanted)["id"]
-            until(lambda: local.api.sweep(sweep)["status"] != "running", local.output, 400)
-            assert local.api.sweep(sweep)["status"] == "succeeded"
-            return {trial["settings"]["memory.micro_batch"]: trial for trial in local.api.sweep_trials(sweep)}
+            sweep = machine.api.submit_sweep(wanted)["id"]
+            machine.until(lambda: machine.api.sweep(sweep)["status"] != "running")
+            assert machine.api.sweep(sweep)["status"] == "succeeded"
+            return {trial["settings"]["memory.micro_batch"]: trial for trial in machine.api.sweep_trials(sweep)}
 
         def run_of(trial: TrialDict) -> RunDir:
             [job] = trial["jobs"]
@@ -83,8 +77,8 @@ def test_a_trial_that_runs_out_of_memory_disturbs_none_of_those_beside_it(tmp_pa
             events: list[Event] = run_of(trial).events()
             return [event.type for event in events]
 
-        until(lambda: sum(bool(each.get("gpu")) for each in local.api.workers()["data"]) == 4, local.output, 240)
-        found, alone = trials(4, 1, TOO_MANY, 2, 4), trials(1, 1, 2, 4)
+        machine.wait_for_workers(3)
+        found, alone = trials(3, 1, TOO_MANY, 2), trials(1, 1, 2)
 
         together = [run_of(trial) for trial in found.values()]
         room = GpuFacts("", GPU_MIB * MIB).limit_bytes
