@@ -256,7 +256,7 @@ def longhaul(place: AskedPlace, *words: str, input: str | None = None) -> Done:
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setenv("LONGHAUL_URL", place.stack.url)
-        patch.setattr(sys, "stdin", io.StringIO(input or ""))
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((input or "").encode())))
         try:
             code = main(words)
         except SystemExit as left:  # of argparse
