@@ -20,13 +20,9 @@ from jobs.version import VERSION
 from tests.summaries import dataset_summary
 from tests.training.attempts import attempt, facts
 from tests.training.conftest import VOCABULARY, MakeRun
+from tests.training.snippets import blocks, run_snippet
 from worker.training.dataset.data import Writer
 from worker.training.readme import _cell, _code, _fenced, evaluations_of, model_card
-
-
-def blocks(page: str, kind: str) -> list[str]:
-    """The fenced blocks of a kind."""
-    return re.findall(rf"^```{kind}\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)
 
 
 def trained(make_run: MakeRun, **parts: Any) -> tuple[RunDir, str]:
@@ -135,9 +131,7 @@ def test_how_the_base_model_samples_or_searches_is_left_out(
     # So many that it is sure of its words: those of which it is not depend on how a CPU rounds bf16.
     run, page = trained(make_run, training={"epochs": 8}, evaluation={"every_steps": 5, "generate_rows": 4})
     assert json.loads((run.model / "generation_config.json").read_text()).keys() == {*base, "max_new_tokens"}
-    [snippet] = blocks(page, "python")
-    done = subprocess.run([sys.executable, "-c", snippet], cwd=run.model, capture_output=True, text=True, check=True)
-    assert done.stdout == blocks(page, "text")[0] + "\n"
+    assert run_snippet(run.model) == blocks(page, "text")[0] + "\n"
 
 
 @pytest.mark.parametrize("content", [None, b"{", b"\xff"])

@@ -6,8 +6,6 @@ import json
 import random
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from jobs.spec import LoraMethod
 from tests.training.attempts import attempt, checkpoints, facts, finished, logged, same_tensors, trained
 from tests.training.checkpoints.damage import flip_a_bit
 from tests.training.conftest import OVERFIT, WORDS, MakeRun
+from tests.training.snippets import blocks, run_snippet
 from tests.training.workplace import Workplace, pairs
 from worker.training import merge_check, train
 from worker.training.adapters import merging
@@ -85,10 +84,7 @@ def test_the_snippet_of_its_page_writes_what_the_job_wrote(make_run: MakeRun) ->
     run = make_run(method=LORA, training=FAST, evaluation={"every_steps": 5, "samples": 4})
     assert attempt(run) == 0
     page = (run.model / "README.md").read_text()
-    [snippet] = re.findall(r"^```python\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", snippet], cwd=run.model, capture_output=True, text=True, check=True)
-    told = re.findall(r"^```text\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)[0]
-    assert done.stdout == told + "\n"
+    assert run_snippet(run.model) == blocks(page, "text")[0] + "\n"
     assert page.startswith("---\nlibrary_name: peft\n")
     weights = sum(tensor.numel() for tensor in load_file(run.model / "adapter_model.safetensors").values())
     assert f"| method | LoRA: rank 4, alpha 4, dropout 0.1, targets all-linear, bfloat16; {weights:,} weights" in page

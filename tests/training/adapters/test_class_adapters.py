@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from jobs.errors import Rejected
 from jobs.events import ModelLoaded
 from jobs.spec import LoraMethod
 from tests.training.attempts import attempt, facts, finished, logged, same_tensors
+from tests.training.snippets import blocks, run_snippet
 from tests.training.tasks.classification import test_exactness, test_stages
 from tests.training.tasks.classification.families import FAMILIES, LABELS, config_of, model_of, write_pretrained
 from tests.training.tasks.classification.test_exactness import PAD, ROWS, SEVERAL, SINGLE, gradients, plain
@@ -180,11 +179,7 @@ def test_the_snippet_of_its_page_tells_the_label_of_the_job(place: Workplace) ->
     run = job(place, method=LORA, training={"epochs": 2, "batch_size": 8, "learning_rate": 0.02})
     place.prepare(run)
     assert attempt(run) == 0
-    page = (run.model / "README.md").read_text()
-    [snippet] = re.findall(r"^```python\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", snippet], cwd=run.model, capture_output=True, text=True, check=True)
-    told = re.findall(r"^```text\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)[0]
-    assert done.stdout == told + "\n"
+    assert run_snippet(run.model) == blocks((run.model / "README.md").read_text(), "text")[0] + "\n"
 
 
 def test_the_plan_counts_head_and_adapters(place: Workplace) -> None:

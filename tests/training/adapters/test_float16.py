@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
+import os
 import shutil
 import signal
-import subprocess
-import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,18 @@ from transformers import AutoModelForCausalLM
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import Rejected
-from jobs.events import ModelLoaded, UpdateSkipped
+from jobs.events import AnyFact, ModelLoaded, UpdateSkipped
 from jobs.gpus import REFERENCE
 from jobs.metrics import MetricRow
 from tests.metric_rows import read_lines
 from tests.training.attempts import attempt, facts, finished, logged, same_tensors, trained
+from tests.training.forked import fork
+from tests.training.snippets import blocks, run_snippet
 from tests.training.workplace import Workplace, pairs
 from worker.training.adapters.lora import Lora, check
 from worker.training.adapters.merging import adapted_layers
 from worker.training.checkpoints.checkpoint import newest_first
+from worker.training.journal import Journal
 from worker.training.models.model_store import seal
 from worker.training.network.model import load
 from worker.training.optimizers.loss_scaling import FIRST_SCALE, LossScaling
@@ -70,6 +72,22 @@ def plant(monkeypatch: pytest.MonkeyPatch, *planted: int) -> None:
     monkeypatch.setattr(LossScaling, "step", step)
 
 
+def killed_behind(run: RunDir, last: int) -> None:
+    """An attempt, killed once the update of this step is skipped. What is being saved then is saved first."""
+    real = Journal.note
+
+    def note(journal: Journal, fact: AnyFact) -> None:
+        real(journal, fact)
+        if isinstance(fact, UpdateSkipped) and fact.step == last:
+            for thread in threading.enumerate():
+                if thread.name.startswith("save-"):
+                    thread.join()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Journal.note = note  # type: ignore[method-assign]  # of a process that is killed
+    attempt(run)
+
+
 def rows_of(run: RunDir) -> list[tuple[int, float | None, int | None]]:
     return [(row.step, row.loss_scale, row.skipped_updates) for row in read_lines(run.metrics_file, MetricRow)]
 
@@ -96,9 +114,7 @@ def test_a_job_learns_and_its_adapter_opens_beside_a_model_in_float16(workplace:
 
     page = (run.model / "README.md").read_text()
     assert "float16, adapters in float32" in page
-    [snippet] = re.findall(r"^```python\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)
-    assert 'dtype="float16"' in snippet
-    subprocess.run([sys.executable, "-c", snippet], cwd=run.model, capture_output=True, check=True)
+    assert 'dtype="float16"' in blocks(page, "python")[0] and run_snippet(run.model)
 
     method = Lora(run.spec().method, torch.float16)  # type: ignore[arg-type]  # it is one of LoRA
     folder = Path(str(plan.model.folder))
@@ -135,9 +151,8 @@ def test_planted_overflows_are_skipped_counted_and_repeated_by_a_resumed_run(
     norms = {row.step: row.grad_norm for row in read_lines(whole.metrics_file, MetricRow)}
     assert [step for step, norm in norms.items() if norm is None] == list(OVERFLOWS)
 
-    steps_seen = map(str, OVERFLOWS[:behind])
-    command = [sys.executable, "-m", "tests.training.killed_overflows", str(broken.path), *steps_seen]
-    assert subprocess.run(command, check=False, timeout=240).returncode == -signal.SIGKILL
+    code, _, said = fork(lambda: killed_behind(broken, OVERFLOWS[behind - 1])).wait()
+    assert code == -signal.SIGKILL, said
     assert attempt(broken, 2) == 0
     assert facts(broken, ModelLoaded, 2)[0].resumed_step == resumed
     assert logged(broken) == logged(whole) and rows_of(broken) == rows_of(whole)
