@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -23,6 +24,7 @@ from jobs.text.units import GIB
 from tests.local import ROOT
 from tests.summaries import checked, prepared
 from tests.training.conftest import tiny_spec
+from worker.training.__main__ import main as trainer
 from worker.training.doctor import command, machine
 from worker.training.doctor.finding import Finding, judge, skip
 from worker.training.doctor.groups import GROUPS, Check, Examination, run_group
@@ -58,14 +60,19 @@ def test_findings_are_printed_and_reported_and_nothing_is_left(tmp_path: Path) -
     assert list((tmp_path / "runs" / ".doctor").iterdir()) == []
 
 
-def test_it_never_runs_beside_a_job_and_names_it(tmp_path: Path) -> None:
+def in_process(words: list[str], **environment: str) -> int:
+    """The same here: what has processes of its own for what it measures, or refuses."""
+    with patch.dict(os.environ, {"LONGHAUL_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": ""} | environment):
+        return trainer(["doctor", *words])
+
+
+def test_it_never_runs_beside_a_job_and_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = tiny_spec()
     run, _ = create(tmp_path, "job-1", spec, JobSubmitted(name="a", model="x", spec_sha256=spec.sha256()))
     run.append([checked(), prepared(9), JobQueued(), AttemptStarted(worker="w", device="cuda", gpu=GPU)])
     other, _ = create(tmp_path, "job-0", spec, JobSubmitted(name="b", model="x", spec_sha256=spec.sha256()))
     other.append([checked(), prepared(9), JobQueued(), AttemptStarted(worker="x", device="cuda", gpu="GPU-other")])
     (tmp_path / ".locks").mkdir()
-    words = ("--only", "speed")
     locks = (
         try_lock(run.lock_file),
         try_lock(other.lock_file),
@@ -73,27 +80,29 @@ def test_it_never_runs_beside_a_job_and_names_it(tmp_path: Path) -> None:
     )
     assert all(locks)
     try:
-        done = doctor(tmp_path, *words, LONGHAUL_DEVICE="cuda", CUDA_VISIBLE_DEVICES=GPU)
+        code = in_process(["--runs", str(tmp_path)], LONGHAUL_DEVICE="cuda", CUDA_VISIBLE_DEVICES=GPU)
     finally:
         for lock in locks:
             lock.close()  # type: ignore[union-attr]  # seen above
-    assert done.returncode == command.REFUSED and done.stdout == ""
-    assert "job job-1 trains on this GPU; wait for its end, or `longhaul pause job-1`" in done.stderr
+    said = capsys.readouterr()
+    assert code == command.REFUSED and said.out == ""
+    assert "job job-1 trains on this GPU; wait for its end, or `longhaul pause job-1`" in said.err
 
 
-def test_without_the_gpu_that_was_asked_for_the_rest_is_examined(tmp_path: Path) -> None:
-    done = doctor(tmp_path, "--only", "speed", "--no-gpu", "the driver is gone", "--json")
-    assert done.returncode == 1
-    first, *others = json.loads(done.stdout.splitlines()[-1])["findings"]
+def test_without_the_gpu_that_was_asked_for_the_rest_is_examined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def here(group: str, examination: Examination) -> Generator[Finding]:
+        found: list[Finding] = []
+        run_group(group, examination, found.append)
+        yield from found
+
+    monkeypatch.setattr(command, "run_child", here)
+    words = ["--runs", str(tmp_path), "--only", "speed", "--no-gpu", "the driver is gone", "--json"]
+    assert in_process(words) == 1
+    first, *others = json.loads(capsys.readouterr().out.splitlines()[-1])["findings"]
     assert (first["check"], first["status"], first["figure"]) == ("driver", "FAIL", "the driver is gone")
     assert [each["status"] for each in others] == ["SKIP"] * len(GROUPS["speed"])
-
-
-def test_a_runs_directory_that_cannot_be_made_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    done = doctor(tmp_path / "file")
-    assert done.returncode == command.REFUSED
-    assert done.stderr == "doctor: the runs directory cannot be used (Not a directory); LONGHAUL_RUNS names it\n"
 
 
 @pytest.mark.parametrize("seconds", ["nan", "inf", "0", "-1"])
@@ -106,15 +115,15 @@ def test_a_time_that_is_none_is_refused_in_a_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("place", [".locks", ".doctor", ".doctor/cpu"])
+@pytest.mark.parametrize("place", ["", ".locks", ".doctor", ".doctor/cpu"])
 def test_a_file_in_the_place_of_its_folder_is_refused_in_a_sentence(
     tmp_path: Path, place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / place).parent.mkdir(exist_ok=True)
-    (tmp_path / place).touch()
-    settings = from_environment({"LONGHAUL_DEVICE": "cpu"})
-    assert command.main(["--runs", str(tmp_path)], settings, {}) == command.REFUSED
-    assert capsys.readouterr().err.startswith("doctor: the runs directory cannot be used (")
+    (tmp_path / "runs" / place).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "runs" / place).touch()
+    assert in_process(["--runs", str(tmp_path / "runs")]) == command.REFUSED
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"doctor: the runs directory cannot be used \(.+\); LONGHAUL_RUNS names it\n", said)
 
 
 def test_a_reader_that_leaves_ends_it_without_a_traceback_and_nothing_is_left(tmp_path: Path) -> None:
@@ -153,9 +162,12 @@ def test_a_process_that_dies_fails_its_check_and_no_other_group(
 
 
 @pytest.mark.parametrize(
-    "words", [(sys.executable, "-m", "worker", "doctor"), (f"{ROOT}/.venv/bin/longhaul", "doctor")]
+    ("words", "signum", "code"),
+    [
+        ((sys.executable, "-m", "worker", "doctor"), signal.SIGINT, 130),
+        ((f"{ROOT}/.venv/bin/longhaul", "doctor"), signal.SIGTERM, 143),
+    ],
 )
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_when_it_is_stopped_nothing_is_left(
     tmp_path: Path, signum: signal.Signals, code: int, words: tuple[str, ...]
 ) -> None:
@@ -204,10 +216,9 @@ def test_ctrl_c_while_modules_are_imported_leaves_no_traceback() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_a_wrong_setting_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    done = doctor(tmp_path, LONGHAUL_PREPARE_MEMORY_GB="much")
-    assert done.returncode == 2
-    assert done.stderr == (
+def test_a_wrong_setting_is_refused_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert in_process(["--runs", str(tmp_path)], LONGHAUL_PREPARE_MEMORY_GB="much") == 2
+    assert capsys.readouterr().err == (
         "doctor: a setting is wrong: LONGHAUL_PREPARE_MEMORY_GB is 'much'; it is a number of gigabytes, 1 or more\n"
     )
 
