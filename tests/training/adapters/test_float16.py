@@ -84,8 +84,9 @@ def killed_behind(run: RunDir, last: int) -> None:
                     thread.join()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    Journal.note = note  # type: ignore[method-assign]  # of a process that is killed
-    attempt(run)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "note", note)
+        attempt(run)
 
 
 def rows_of(run: RunDir) -> list[tuple[int, float | None, int | None]]:
