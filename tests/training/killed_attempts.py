@@ -1,24 +1,20 @@
-"""A program that kills an attempt before and after it notes each evaluation and checkpoint from some step on.
-
-`python -m tests.training.killed_attempts [--first STEP] [--within] RUN…`: of each run in turn the first attempt, in a
-forked child that is killed at another of these points, and then the second, to its end. Prints a line a run: how both
-ended. `--within`: also where an evaluation begins, and in its middle, before it generates.
+"""Kills an attempt before and after it notes each evaluation and checkpoint from some step on; `within`: also where an
+evaluation begins, and in its middle, before it generates.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
-from pathlib import Path
+from functools import partial
 
 import pytest
-import torch
 
 from jobs.attempt import Phase
 from jobs.disk.rundir import RunDir
 from jobs.events import AnyFact, CheckpointSaved, EvaluationFinished
 from tests.training.attempts import attempt
+from tests.training.forked import fork
 from worker.training.journal import Journal
 
 
@@ -51,22 +47,9 @@ def killed(run: RunDir, target: int, first: int, *, within: bool) -> None:
         attempt(run, 1)
 
 
-def main() -> None:
-    """One point a run."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--first", type=int, default=4)
-    parser.add_argument("--within", action="store_true")
-    parser.add_argument("runs", nargs="+", type=lambda given: RunDir(Path(given)))
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    for target, run in enumerate(given.runs):
-        child = os.fork()
-        if child == 0:
-            killed(run, target, given.first, within=given.within)
-            os._exit(1)
-        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print(ended, attempt(run, 2))
-
-
-if __name__ == "__main__":
-    main()
+def killed_attempts(runs: list[RunDir], *, first: int = 4, within: bool = False) -> None:
+    """Of each run in turn the first attempt, killed at another point, and then the second, to its end."""
+    for target, run in enumerate(runs):
+        code, _, said = fork(partial(killed, run, target, first, within=within)).wait()
+        assert code == -signal.SIGKILL, said
+        assert attempt(run, 2) == 0

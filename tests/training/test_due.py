@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +13,7 @@ from jobs.spec import parse_spec
 from tests.training.attempts import attempt, facts, finished, logged, same_tensors, trained
 from tests.training.conftest import MakeRun
 from tests.training.contexts import plan_of
+from tests.training.killed_attempts import killed_attempts
 from worker.training.checkpoints.checkpoint import TrainState
 from worker.training.due import Due
 from worker.training.pace import Durations, Pace
@@ -23,7 +21,6 @@ from worker.training.row_figures import file_of
 from worker.training.run_length import RunLength
 from worker.training.tasks.seq2seq.batches import PairBatch
 
-ROOT = Path(__file__).parents[2]
 SHORT: dict[str, Any] = {
     "training": {"epochs": 1, "learning_rate": 1.0, "warmup_ratio": 0.99},
     "log": {"every_steps": 1},
@@ -95,9 +92,7 @@ def test_it_may_be_stopped_again_and_again_in_that_evaluation(make_run: MakeRun,
 def test_wherever_a_run_is_killed_it_ends_as_if_it_had_not_been(make_run: MakeRun, whole: RunDir) -> None:
     """Killed before and after evaluations and checkpoints of steps 4 and 6 are noted; what was not saved is redone."""
     runs = [make_run(f"killed-{point}", **SHORT) for point in range(8)]
-    command = [sys.executable, "-m", "tests.training.killed_attempts", *(str(run.path) for run in runs)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.stdout.split() == ["-9", "0"] * len(runs), done.stderr[-3000:]
+    killed_attempts(runs)
     resumed = [facts(run, ModelLoaded, 2)[0].resumed_step for run in runs]
     assert resumed[:2] == [2, 2] and resumed[-1] == 6
     for run in runs:

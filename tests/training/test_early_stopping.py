@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +13,12 @@ from jobs.events import CheckpointSaved, EvaluationFinished
 from jobs.spec import EarlyStoppingSpec
 from tests.training.attempts import attempt, checkpoints, facts, finished, logged, same_tensors, trained
 from tests.training.conftest import MakeRun
+from tests.training.killed_attempts import killed_attempts
 from worker.training import train
 from worker.training.checkpoints.checkpoint import STATE, TrainState
 from worker.training.checkpoints.evaluated import EvaluationRecord, newest_is_best, stops
 from worker.training.evaluate import Evaluation, evaluate
 
-ROOT = Path(__file__).parents[2]
 WORSE: dict[str, Any] = {
     "training": {
         "epochs": 2, "learning_rate": 0.2, "warmup_ratio": 0.99, "early_stopping": {"patience": 2},
@@ -33,7 +30,6 @@ WORSE: dict[str, Any] = {
 """11 steps; the rate rises to 0.2, the loss with it: step 2 is the best, and step 6 the last."""
 POINTS = 2 + 3 * 4 + 3 * 2
 """Two phases of the evaluation at step 0; of those of steps 2, 4 and 6 those, before and after; three checkpoints."""
-STOPPED = ["-9", "0"]
 
 
 def accuracies(by_step: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,12 +88,7 @@ def test_whenever_a_run_is_killed_it_stops_at_the_same_step_with_the_same_model(
     assert checkpoints(whole) == ["step-00000002", "step-00000006"], "the best is kept"
     assert trained(whole).step == 2
     runs = [make_run(f"killed-{point}", **WORSE) for point in range(POINTS)]
-    command = [sys.executable, "-m", "tests.training.killed_attempts", "--first", "2", "--within"]
-    done = subprocess.run(
-        [*command, *(str(run.path) for run in runs)],
-        cwd=ROOT, capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
-    assert done.stdout.split() == STOPPED * POINTS, done.stderr[-3000:]
+    killed_attempts(runs, first=2, within=True)
     for run in runs:
         assert finished(run, 2).reason == "early_stopped"
         assert finished(run, 2).result == finished(whole).result

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,8 @@ from jobs.events import EvaluationFinished
 from jobs.preview import DataPreview
 from jobs.spec import parse_spec
 from tests.training.attempts import attempt, facts, finished, same_tensors, trained
+from tests.training.killed_attempts import killed_attempts
+from tests.training.snippets import blocks, run_snippet
 from tests.training.tasks.classification.families import FAMILIES, LABELS, write_pretrained
 from tests.training.workplace import EXAMPLES, SHARED_DATA, Workplace
 from worker.training.dataset import inspection
@@ -30,7 +30,6 @@ from worker.training.dataset.data import PreparedDataset
 from worker.training.models import model_store
 from worker.training.tasks.classification import layout
 
-ROOT = Path(__file__).parents[4]
 WORDS = {"refund": "my money back for the kettle", "delivery": "where is my parcel", "other": "i have a question"}
 SHORT: dict[str, Any] = {
     "training": {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3},
@@ -229,12 +228,7 @@ def test_killed_at_every_evaluation_a_classifier_is_chosen_by_the_same_figures(p
     runs = [job(place, **parts) for _ in range(3 * (len(figures) + 1) + 2)]
     for run in runs:
         place.prepare(run)
-    command = [sys.executable, "-m", "tests.training.killed_attempts", "--first", "1", "--within"]
-    done = subprocess.run(
-        [*command, *(str(run.path) for run in runs)],
-        cwd=ROOT, capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
-    assert done.stdout.split() == ["-9", "0"] * len(runs), done.stderr[-3000:]
+    killed_attempts(runs, first=1, within=True)
     for run in runs:
         assert (finished(run, 2).reason, finished(run, 2).step) == (finished(whole).reason, finished(whole).step)
         assert finished(run, 2).result == finished(whole).result
@@ -245,11 +239,8 @@ def test_the_snippet_gives_the_label_of_the_sample(place: Workplace) -> None:
     run = job(place, "builtin:roberta-tiny", training=SHORT["training"] | {"epochs": 4})
     place.prepare(run)
     assert attempt(run) == 0
-    page = (run.model / "README.md").read_text()
-    [snippet] = re.findall(r"^```python\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", snippet], cwd=run.model, capture_output=True, text=True, check=True)
-    told = re.findall(r"^```text\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)[0]
-    assert done.stdout == told + "\n" and told in LABELS
+    told = blocks((run.model / "README.md").read_text(), "text")[0]
+    assert run_snippet(run.model) == told + "\n" and told in LABELS
     last = facts(run, EvaluationFinished)[-1]
     assert set(last.metrics) == {"accuracy", "macro_f1"}
     assert all(sample.target in LABELS and 0 < (sample.probability or 0) <= 1 for sample in last.samples)
