@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -25,6 +26,7 @@ from jobs.export import GGUF_FAMILIES, REPORT, ExportFormat, ExportReport, Finis
 from tests.training.adapters.test_adapter_runs import LORA
 from tests.training.attempts import attempt
 from tests.training.conftest import MakeRun
+from tests.training.forked import stage
 from tests.training.tasks.causal.families import config_of, model_of
 from tests.training.tasks.seq2seq import families as encoder_decoders
 from tests.training.workplace import Workplace
@@ -332,28 +334,25 @@ def test_a_model_that_is_not_what_training_delivered_is_neither_exported_nor_tri
     exported(run, CT2)
 
 
-def test_by_hand_killed_in_the_middle_and_again(make_run: MakeRun) -> None:
+def test_by_hand_killed_in_the_middle_and_again(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(**SHORT)
     assert attempt(run) == 0
-    command = [sys.executable, "-m", "worker.training", "export", str(run.path), "ctranslate2"]
-    killing = (
-        "import os, sys; from worker.training import __main__; from worker.training.export import export\n"
-        "export.refuse_differing = lambda *_: os.kill(os.getpid(), 9)\n"
-        "sys.exit(__main__.main(sys.argv[1:]))"
-    )
-    killed = subprocess.run([sys.executable, "-c", killing, *command[3:]], capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    with monkeypatch.context() as patched:
+        patched.setattr(export, "refuse_differing", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        code, _, said = stage("export", run.path, "ctranslate2").wait()
+    assert code == -signal.SIGKILL, said
     assert (run.path / "exports" / "tmp-ctranslate2" / "export" / "model.bin").exists()
     assert exports_of(run) == [] and not (run.path / "exports" / "ctranslate2").exists()
+    command = [sys.executable, "-m", "worker.training", "export", str(run.path), "ctranslate2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     [report] = exports_of(run)
     assert report.format is CT2 and not (run.path / "exports" / "tmp-ctranslate2").exists()
     last = run.attempt_lines("export-ctranslate2")[-1]
     assert isinstance(last, Finished) and last.reason == "done"
-    refused = subprocess.run([*command[:-1], "adapter"], capture_output=True, text=True, check=False)
+    code, _, _ = stage("export", run.path, "adapter").wait()
     last = run.attempt_lines("export-adapter")[-1]
-    assert refused.returncode == 77 and isinstance(last, Finished)
+    assert code == 77 and isinstance(last, Finished)
     assert last.error is not None and last.error.code == "no_adapter"
 
 
