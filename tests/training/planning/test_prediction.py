@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Literal
 
 import pytest
@@ -22,7 +20,7 @@ from worker.training.adapters.method import Method
 from worker.training.doctor.random_t5 import SHAPES
 from worker.training.kernels.bf16_matmul import use_fp32_where_bf16_is_slow
 from worker.training.machine.usage import process_bytes
-from worker.training.planning.prediction import Setting
+from worker.training.planning.prediction import Prediction, Setting
 from worker.training.planning.predictor import Predictor
 from worker.training.planning.sharded import ShardedPredictor
 from worker.training.steps.shape import MicroBatchShape
@@ -33,9 +31,10 @@ from worker.training.tasks.seq2seq.task import Seq2Seq
 from worker.training.tasks.task import Task
 
 T5: dict[str, Any] = SHAPES["small"] | {
-    "vocab_size": 1024, "d_model": 64, "d_kv": 16, "d_ff": 64, "num_heads": 4, "num_layers": 3,
-    "num_decoder_layers": 3,  # few shapes: each is compiled for adamw_8bit
+    "vocab_size": 1024, "d_model": 64, "d_kv": 16, "d_ff": 64, "num_heads": 4, "num_layers": 2,
+    "num_decoder_layers": 2,  # few shapes: each is compiled for adamw_8bit
 }  # fmt: skip
+DEEP = T5 | {"num_layers": 3, "num_decoder_layers": 3}
 SHALLOW = T5 | {"num_layers": 1, "num_decoder_layers": 1}
 QWEN2: dict[str, Any] = {
     "model_type": "qwen2", "vocab_size": 1024, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2,
@@ -75,67 +74,54 @@ def on_gpu() -> Predictor:
     return predictor(device="cuda")
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "activation_checkpointing", "dtype", "fused", "padded"),
-    [
-        ("adamw", 0, torch.bfloat16, True, True),
-        ("adamw_8bit", 1, torch.bfloat16, True, False),
-        ("adafactor", 2, torch.bfloat16, True, True),
-        ("adamw_8bit", 0, torch.bfloat16, False, True),
-        ("adafactor", 1, torch.float32, True, True),
-        ("adamw", 2, torch.float32, False, False),
-        ("adamw_offload", 0, torch.bfloat16, True, False),
-    ],
-)
-def test_a_t5_takes_what_was_predicted(
-    optimizer: OptimizerName, activation_checkpointing: int, dtype: torch.dtype, fused: bool, padded: bool
-) -> None:
-    assert_predicted(Seq2Seq(), T5, optimizer, activation_checkpointing, dtype, fused, padded)
+BF16, FP32 = torch.bfloat16, torch.float32
+UNTIED = QWEN2 | {"tie_word_embeddings": False}
+WIDE_ADAPTERS = {"rank": 64, "adapter_dtype": "float32", "dropout": 0.1}
 
 
 @pytest.mark.parametrize(
-    ("task", "config", "activation_checkpointing", "fused", "padded"),
+    ("task", "config", "optimizer", "every", "dtype", "fused", "padded", "adapters"),  # every n-th layer is recomputed
     [
-        (Causal(), QWEN2, 0, False, True),
-        (Causal(), QWEN2, 1, False, False),
-        (Causal(), QWEN2, 1, True, True),
-        (Causal(), QWEN2 | {"tie_word_embeddings": False}, 1, True, True),
-        (CLASSIFIER, ROBERTA, 0, False, True),
-        (CLASSIFIER, ROBERTA, 0, True, True),
-        (CLASSIFIER, ROBERTA, 1, True, True),
-        (Seq2Seq(), T5 | {"model_type": "mt5"}, 0, True, True),
-        (Seq2Seq(), BART, 0, True, True),
-        (Seq2Seq(), BART, 1, True, False),
+        (Seq2Seq(), T5, "adamw", 0, BF16, True, True, None),
+        (Seq2Seq(), T5, "adamw_8bit", 1, BF16, True, False, None),
+        (Seq2Seq(), T5, "adafactor", 2, BF16, True, True, None),
+        (Seq2Seq(), T5, "adamw_8bit", 0, BF16, False, True, None),
+        (Seq2Seq(), T5, "adafactor", 1, FP32, True, True, None),
+        (Seq2Seq(), T5, "adamw", 2, FP32, False, False, None),
+        (Seq2Seq(), T5, "adamw_offload", 0, BF16, True, False, None),
+        (Causal(), QWEN2, "adafactor", 0, BF16, False, True, None),
+        (Causal(), QWEN2, "adafactor", 1, BF16, False, False, None),
+        (Causal(), QWEN2, "adafactor", 1, BF16, True, True, None),
+        (Causal(), UNTIED, "adafactor", 1, BF16, True, True, None),
+        (CLASSIFIER, ROBERTA, "adafactor", 0, BF16, False, True, None),
+        (CLASSIFIER, ROBERTA, "adafactor", 0, BF16, True, True, None),
+        (CLASSIFIER, ROBERTA, "adafactor", 1, BF16, True, True, None),
+        (Seq2Seq(), T5 | {"model_type": "mt5"}, "adafactor", 0, BF16, True, True, None),
+        (Seq2Seq(), BART, "adafactor", 0, BF16, True, True, None),
+        (Seq2Seq(), BART, "adafactor", 1, BF16, True, False, None),
+        (Seq2Seq(), T5, "adamw", 0, BF16, True, True, {"rank": 8}),
+        (Seq2Seq(), T5, "adafactor", 1, BF16, True, True, WIDE_ADAPTERS),
+        (Seq2Seq(), T5, "adamw", 0, BF16, True, True, {"rank": 8, "dora": True}),
+        (Causal(), QWEN2, "adamw", 1, BF16, False, True, {"rank": 8}),
     ],
 )
-def test_other_models_are_predicted_as_exactly(
-    task: Task, config: dict[str, Any], activation_checkpointing: int, fused: bool, padded: bool
-) -> None:
-    assert_predicted(task, config, "adafactor", activation_checkpointing, torch.bfloat16, fused, padded)
+def test_a_step_takes_what_was_predicted(
+    task: Task, config: dict[str, Any], optimizer: OptimizerName, every: int, dtype: torch.dtype, fused: bool,
+    padded: bool, adapters: dict[str, Any] | None,
+) -> None:  # fmt: skip
+    lora = None if adapters is None else LoraMethod.model_validate({"type": "lora"} | adapters)
+    method = Full() if lora is None else Lora(lora)
+    one = predictor(config, task=task, dtype=dtype, fused=fused, method=method)
+    predicted = one.predict(SHAPE, Setting(every, optimizer), padded=padded)
+    passes, evaluation = assert_taken(predicted, task, config, Configuration(
+        "", "", optimizer, SHAPE.rows, SHAPE.input_width, SHAPE.target_width, every, dtype, fused, padded, lora
+    ))  # fmt: skip
+    assert evaluation <= passes
+    assert list(predicted.parts) == ["weights", "gradients", "optimizer", "activations", "temporaries"]
+    assert predicted.peak == max(predicted.pass_peak, predicted.update_peak) == sum(predicted.parts.values())
 
 
-@pytest.mark.parametrize(
-    ("task", "config", "settings", "optimizer", "activation_checkpointing"),
-    [
-        (Seq2Seq(), T5, {"rank": 8}, "adamw", 0),
-        (Seq2Seq(), T5, {"rank": 64, "adapter_dtype": "float32", "dropout": 0.1}, "adafactor", 1),
-        (Seq2Seq(), T5, {"rank": 8, "dora": True}, "adamw", 0),
-        (Causal(), QWEN2, {"rank": 8}, "adamw", 1),
-    ],
-)
-def test_adapters_are_predicted_as_exactly(
-    task: Task,
-    config: dict[str, Any],
-    settings: dict[str, Any],
-    optimizer: OptimizerName,
-    activation_checkpointing: int,
-) -> None:
-    method = LoraMethod.model_validate({"type": "lora"} | settings)
-    fused = task.name == "seq2seq"
-    assert_predicted(task, config, optimizer, activation_checkpointing, torch.bfloat16, fused, True, method)
-
-
-@pytest.mark.parametrize(("task", "config"), [(Seq2Seq(), T5), (Causal(), QWEN2 | {"num_hidden_layers": 5})])
+@pytest.mark.parametrize(("task", "config"), [(Seq2Seq(), DEEP), (Causal(), QWEN2 | {"num_hidden_layers": 5})])
 @pytest.mark.parametrize(("ranks", "method"), [(2, LoraMethod(type="lora", rank=8)), (3, None)])
 def test_what_a_rank_takes_is_predicted_as_exactly_where_ranks_shard_the_weights(
     task: Task, config: dict[str, Any], ranks: int, method: LoraMethod | None
@@ -146,70 +132,36 @@ def test_what_a_rank_takes_is_predicted_as_exactly_where_ranks_shard_the_weights
     asked = Configuration(
         "", "", "adamw", SHAPE.rows, SHAPE.input_width, SHAPE.target_width, 1, torch.bfloat16, method=method
     )
-    with without_onednn():
-        passes, update, evaluation = measured(task, config, asked, ranks)
-    assert predicted.pass_peak == pytest.approx(passes, rel=0.02)
-    assert predicted.update_peak == pytest.approx(update, rel=0.02)
-    assert predicted.evaluation_peak == pytest.approx(evaluation, rel=0.02)
+    assert_taken(predicted, task, config, asked, ranks)
     assert predicted.parts["weights"] < 0.95 * unsharded.parts["weights"]
     assert predicted.peak == sum(predicted.parts.values())
     assert sharded.size.trained == whole.size.trained if method else sharded.size.trained < 0.5 * whole.size.trained
 
 
-@contextmanager
-def without_onednn() -> Iterator[None]:
-    """Its scratch memory depends on the CPU that the test runs on."""
+def assert_taken(
+    predicted: Prediction, task: Task, config: dict[str, Any], asked: Configuration, ranks: int = 1
+) -> tuple[int, int]:
+    """That a real step takes so much; peaks of its passes and of the evaluation."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "TF32 acceleration on top of oneDNN")  # of GPUs that are not there
+        # Its scratch memory depends on the CPU that the test runs on.
         with torch.backends.mkldnn.flags(enabled=False):
-            yield
-
-
-def assert_predicted(
-    task: Task,
-    config: dict[str, Any],
-    optimizer: OptimizerName,
-    activation_checkpointing: int,
-    dtype: torch.dtype,
-    fused: bool,
-    padded: bool,
-    method: LoraMethod | None = None,
-) -> None:
-    asked = Full() if method is None else Lora(method)
-    predicted = predictor(config, task=task, dtype=dtype, fused=fused, method=asked).predict(
-        SHAPE, Setting(activation_checkpointing, optimizer), padded=padded
-    )
-    with without_onednn():
-        passes, update, evaluation = measured(
-            task,
-            config,
-            Configuration(
-                "",
-                "",
-                optimizer,
-                SHAPE.rows,
-                SHAPE.input_width,
-                SHAPE.target_width,
-                activation_checkpointing,
-                dtype,
-                fused,
-                padded,
-                method,
-            ),
-        )
+            passes, update, evaluation = measured(task, config, asked, ranks)
     assert predicted.pass_peak == pytest.approx(passes, rel=0.02)
     assert predicted.update_peak == pytest.approx(update, rel=0.02)
     assert predicted.evaluation_peak == pytest.approx(evaluation, rel=0.02)
-    assert evaluation <= passes
-    assert list(predicted.parts) == ["weights", "gradients", "optimizer", "activations", "temporaries"]
-    assert predicted.peak == max(predicted.pass_peak, predicted.update_peak) == sum(predicted.parts.values())
+    return passes, evaluation
 
 
 @pytest.mark.parametrize("method", [Full(), Lora(LoraMethod(type="lora", rank=8))])
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize(
-    ("task", "config"), [(Seq2Seq(), T5), (Seq2Seq(), BART), (Causal(), QWEN2), (CLASSIFIER, ROBERTA)]
-)
+    ("task", "config"),  # of one layer: the more there are, the more a step takes
+    [
+        (Seq2Seq(), SHALLOW), (Seq2Seq(), BART | {"encoder_layers": 1, "decoder_layers": 1}),
+        (Causal(), QWEN2 | {"num_hidden_layers": 1}), (CLASSIFIER, ROBERTA | {"num_hidden_layers": 1}),
+    ],
+)  # fmt: skip
 def test_an_evaluation_never_needs_more_than_a_step(
     task: Task, config: dict[str, Any], method: Method, fused: bool
 ) -> None:
@@ -296,8 +248,9 @@ def test_stock_models_of_all_tasks_run_on_the_kernels_of_a_gpu() -> None:
         assert peaks[0, False] < 1.01 * peaks[0, True]
 
 
-def test_recomputing_layers_lowers_activations(on_gpu: Predictor) -> None:
-    kept = [on_gpu.predict(SHAPE, Setting(every, "adafactor")).activations_after_forward for every in (0, 3, 2, 1)]
+def test_recomputing_layers_lowers_activations() -> None:
+    deep = predictor(DEEP, device="cuda")
+    kept = [deep.predict(SHAPE, Setting(every, "adafactor")).activations_after_forward for every in (0, 3, 2, 1)]
     assert kept == sorted(kept, reverse=True)
     assert len(set(kept)) == 4
 
