@@ -19,7 +19,6 @@ import requests
 from jobs.process.logs import JOB, JsonLines, TextLines, about, last_error, log_format
 from tests.redis_server import free_port
 from tests.service.running import running
-from tests.stack import Stack, tiny_job
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_" + "a1B2c3D4" * 4
@@ -86,34 +85,6 @@ def test_a_wrong_format_is_told_at_the_start(module: list[str]) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
     assert "LONGHAUL_LOG='yaml'" in done.stderr
-
-
-def lines(file: Path) -> list[dict[str, Any]]:
-    """Every line of the log is an object."""
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
-
-def test_service_and_workers_write_json_with_job_and_request(tmp_path: Path, data: Path) -> None:
-    with Stack(tmp_path / "home", data=data, environment={"LONGHAUL_LOG": "json"}) as stack:
-        stack.start("service", "check", "publish")
-        run = stack.submit(tiny_job(), **{"X-Request-Id": "my-own.id_7"})
-        stack.wait_for_event(run, "job.checked")
-        answer = requests.get(f"{stack.url}/jobs/{run.id}/plan", headers={"X-Request-Id": "no good\tid"}, timeout=5)
-        made = answer.headers["X-Request-Id"]
-        assert made.isalnum()
-        stack.kill("check")  # its lease stays; nothing more is said by it
-        for role in ("service", "publish"):
-            stack.stop(role)
-        service, worker = lines(stack.home / "service.log"), lines(stack.home / "check.log")
-        publish = lines(stack.home / "publish.log")
-    (submitted,) = (line for line in service if line.get("request_id") == "my-own.id_7")
-    assert (submitted["method"], submitted["path"], submitted["status"]) == ("POST", "/jobs", 202)
-    assert submitted["ms"] > 0
-    (asked,) = (line for line in service if line.get("request_id") == made)
-    assert (asked["job"], asked["path"]) == (run.id, f"/jobs/{run.id}/plan")
-    assert any(line["logger"].startswith("uvicorn") for line in service)
-    assert {line["logger"].split(".")[0] for line in worker} <= {"longhaul", "rq"}
-    assert {line["job"] for line in publish if line["logger"] == "longhaul.events"} == {run.id}
 
 
 def test_what_goes_wrong_in_a_request_is_written_with_its_id(

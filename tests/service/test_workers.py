@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-import requests
 
 from jobs.events import JobQueued
 from jobs.heartbeat import WorkerHeartbeat
 from jobs.redis.workers import lease_token
 from jobs.state import Stage
 from tests.service.running import TINY, Service
-from tests.stack import Stack, tiny_job
 from tests.summaries import checked, prepared
 
 TRAIN_0: dict[str, Any] = {
@@ -100,37 +97,6 @@ def test_what_is_no_heartbeat_is_passed_over(service: Service, caplog: pytest.Lo
     assert (answer.status_code, [each["name"] for each in answer.json()["data"]]) == (200, ["train-0"])
     passed_over = [record.getMessage() for record in caplog.records if record.name == "longhaul.workers"]
     assert [line[:10] for line in passed_over] == ["'train-1' ", "'train-2' "]
-
-
-def test_a_real_worker_reports_its_job_and_signs_off(tmp_path: Path, data: Path) -> None:
-    with Stack(tmp_path / "home", data=data) as stack:
-        stack.start("service", "check", "publish")
-
-        def workers() -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = requests.get(f"{stack.url}/workers", timeout=5).json()["data"]
-            return found
-
-        def both() -> list[dict[str, Any]] | None:
-            return found if len(found := workers()) == 2 else None
-
-        idle, publish = stack.wait_for(both, "two heartbeats")
-        assert (idle["stage"], idle["queue"], idle["device"], idle["gpu"]) == ("check", "longhaul-check", "cpu", None)
-        assert {"torch", "rq"} <= idle["versions"].keys()
-        assert idle["job"] is None
-        assert (publish["stage"], publish["queue"]) == ("publish", None)
-        nothing = {"jobs_behind": 0, "oldest_s": 0.0}
-        assert publish["sinks"] == dict.fromkeys(("log", "curve", "discord", "wandb"), nothing)
-        run = stack.submit(tiny_job())
-
-        def at_work() -> dict[str, Any] | None:
-            return next((each for each in workers() if each["job"] is not None), None)
-
-        busy = stack.wait_for(at_work, "the job in hand")
-        assert (busy["name"], busy["job"]) == (idle["name"], run.id)
-        stack.wait_for_event(run, "job.checked")
-        stack.stop("check")
-        stack.stop("publish")
-        assert workers() == []
 
 
 def test_a_job_says_which_gpus_can_take_it_and_at_once_if_none_can(service: Service) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 import rq
 from rq.exceptions import StopRequested
 from rq.serializers import JSONSerializer
@@ -27,80 +29,129 @@ from worker.runs_lock import identified
 from worker.settings import from_environment
 from worker.stage_worker import StageWorker
 
-
-def test_two_workers_and_many_tickets_make_one_attempt(tmp_path: Path, data: Path) -> None:
-    with Stack(tmp_path / "home", data=data) as stack:
-        stack.start("service", "check", "prepare", "publish")
-        run = stack.submit(tiny_job())
-        stack.wait_for_event(run, "job.queued")
-        tickets = Tickets(connect(stack.redis.url))
-        for _ in range(6):
-            tickets.add(Stage.TRAIN)
-        stack.start("train")
-        first = stack.processes.pop("train")
-        stack.start("train")
-        stack.processes["train-2"] = first
-        stack.wait_for_event(run, "job.succeeded", "job.failed")
-        stack.wait_for(lambda: tickets.count(Stage.TRAIN) == 0 or None, "all tickets to be taken")
-        attempts = [event for event in run.events() if isinstance(event.fact, AttemptStarted)]
-        assert len(attempts) == 1
-        assert [event.number for event in run.events()] == list(range(1, run.record().number + 1))
+BUT_TRAIN = ("service", "check", "prepare", "publish")
 
 
-def test_of_two_train_workers_one_may_be_killed_and_one_stopped_and_no_job_is_lost(tmp_path: Path, data: Path) -> None:
-    with Stack(tmp_path / "home", data=data) as stack:
-        stack.start("service", "check", "prepare", "train", "train-2", "publish")
-        runs = [stack.submit(tiny_job(training={"epochs": 400, "batch_size": 8})) for _ in range(2)]
-        for run in runs:
-            stack.wait_for_event(run, "model.loaded")
-        pids = {f"-{stack.processes[role].pid}-": role for role in ("train", "train-2")}
-        by_role = {}
-        for run in runs:
-            [started] = [event.fact for event in run.events() if isinstance(event.fact, AttemptStarted)]
-            by_role[next(role for pid, role in pids.items() if pid in started.worker)] = run
-        assert by_role.keys() == {"train", "train-2"}, "a job each"
-        stack.kill("train")
-        assert stack.stop("train-2") == 0
-        assert by_role["train-2"].record().last_reason == "interrupted"
-        stack.start("train", "train-2")
-        for run in runs:
-            stack.wait_for(lambda run=run: run.record().attempt == 2 or None, "the next attempt")  # type: ignore[misc]
-        assert [event.fact.reason for event in by_role["train"].events() if isinstance(event.fact, AttemptEnded)] == [
-            "worker_lost"
-        ]
+def test_workers_report_the_job_in_hand_and_sign_off(stack: Stack) -> None:
+    stack.start_if_gone(*BUT_TRAIN)
+
+    def workers() -> dict[str, dict[str, Any]]:
+        return {each["stage"]: each for each in requests.get(f"{stack.url}/workers", timeout=5).json()["data"]}
+
+    def all_there() -> dict[str, dict[str, Any]] | None:
+        return found if (found := workers()).keys() == {"check", "prepare", "publish"} else None
+
+    there = stack.wait_for(all_there, "three heartbeats")
+    idle, publish = there["check"], there["publish"]
+    assert (idle["queue"], idle["device"], idle["gpu"], idle["job"]) == ("longhaul-check", "cpu", None, None)
+    assert {"torch", "rq"} <= idle["versions"].keys()
+    assert publish["queue"] is None and publish["sinks"].keys() == {"log", "curve", "discord", "wandb"}
+    run = stack.submit(tiny_job())
+
+    def at_work() -> dict[str, Any] | None:
+        return next((each for each in workers().values() if each["job"] is not None), None)
+
+    busy = stack.wait_for(at_work, "the job in hand")
+    assert (busy["name"], busy["job"]) == (idle["name"], run.id)
+    stack.stop("publish")
+    assert "publish" not in workers()
 
 
-def test_a_ticket_that_names_another_function_is_refused(tmp_path: Path, data: Path) -> None:
-    with Stack(tmp_path / "home", data=data) as stack:
-        stack.start("check")
-        queue = rq.Queue(queue_name(Stage.CHECK), connection=connect(stack.redis.url), serializer=JSONSerializer)
-        proof = tmp_path / "proof"
-        evil = queue.enqueue("os.mkdir", str(proof), job_timeout=-1)
-        stack.wait_for(lambda: "asks for 'os.mkdir'" in (stack.home / "check.log").read_text() or None, "a refusal")
-        stack.wait_for(
-            lambda: (evil.id not in queue.job_ids and not queue.connection.exists(evil.key)) or None, "its end"
-        )
-        assert not proof.exists()
+def lines(file: Path) -> list[dict[str, Any]]:
+    """Every line of the log is an object."""
+    return [json.loads(line) for line in file.read_text().rpartition("\n")[0].splitlines()]
+
+
+def test_service_and_workers_write_json_with_job_and_request(stack: Stack) -> None:
+    stack.start_if_gone(*BUT_TRAIN)
+    run = stack.submit(tiny_job(), **{"X-Request-Id": "my-own.id_7"})
+    stack.wait_for_event(run, "job.checked")
+    answer = requests.get(f"{stack.url}/jobs/{run.id}/plan", headers={"X-Request-Id": "no good\tid"}, timeout=5)
+    made = answer.headers["X-Request-Id"]
+    assert made.isalnum()
+
+    def told() -> bool | None:
+        found = lines(stack.home / "publish.log")
+        return any(line["logger"] == "longhaul.events" and line["job"] == run.id for line in found) or None
+
+    stack.wait_for(told, "publish to tell of it")
+    service = lines(stack.home / "service.log")
+    (submitted,) = (line for line in service if line.get("request_id") == "my-own.id_7")
+    assert (submitted["method"], submitted["path"], submitted["status"]) == ("POST", "/jobs", 202)
+    assert submitted["ms"] > 0
+    (asked,) = (line for line in service if line.get("request_id") == made)
+    assert (asked["job"], asked["path"]) == (run.id, f"/jobs/{run.id}/plan")
+    assert any(line["logger"].startswith("uvicorn") for line in service)
+    assert {line["logger"].split(".")[0] for line in lines(stack.home / "check.log")} <= {"longhaul", "rq"}
+
+
+def test_two_workers_and_many_tickets_make_one_attempt(stack: Stack) -> None:
+    stack.start_if_gone(*BUT_TRAIN)
+    run = stack.submit(tiny_job())
+    stack.wait_for_event(run, "job.queued")
+    tickets = Tickets(connect(stack.redis.url))
+    for _ in range(6):
+        tickets.add(Stage.TRAIN)
+    stack.start("train")
+    first = stack.processes.pop("train")
+    stack.start("train")
+    stack.processes["train-2"] = first
+    stack.wait_for_event(run, "job.succeeded", "job.failed")
+    stack.wait_for(lambda: tickets.count(Stage.TRAIN) == 0 or None, "all tickets to be taken")
+    attempts = [event for event in run.events() if isinstance(event.fact, AttemptStarted)]
+    assert len(attempts) == 1
+    assert [event.number for event in run.events()] == list(range(1, run.record().number + 1))
+
+
+def test_of_two_train_workers_one_may_be_killed_and_one_stopped_and_no_job_is_lost(stack: Stack) -> None:
+    stack.start_if_gone(*BUT_TRAIN, "train", "train-2")
+    runs = [stack.submit(tiny_job(training={"epochs": 400, "batch_size": 8})) for _ in range(2)]
+    for run in runs:
+        stack.wait_for_event(run, "model.loaded")
+    pids = {f"-{stack.processes[role].pid}-": role for role in ("train", "train-2")}
+    by_role = {}
+    for run in runs:
+        [started] = [event.fact for event in run.events() if isinstance(event.fact, AttemptStarted)]
+        by_role[next(role for pid, role in pids.items() if pid in started.worker)] = run
+    assert by_role.keys() == {"train", "train-2"}, "a job each"
+    stack.kill("train")
+    assert stack.stop("train-2") == 0
+    assert by_role["train-2"].record().last_reason == "interrupted"
+    stack.start("train", "train-2")
+    for run in runs:
+        stack.wait_for(lambda run=run: run.record().attempt == 2 or None, "the next attempt")  # type: ignore[misc]
+    assert [event.fact.reason for event in by_role["train"].events() if isinstance(event.fact, AttemptEnded)] == [
+        "worker_lost"
+    ]
+
+
+def test_a_ticket_that_names_another_function_is_refused(stack: Stack, tmp_path: Path) -> None:
+    stack.start_if_gone("check")
+    queue = rq.Queue(queue_name(Stage.CHECK), connection=connect(stack.redis.url), serializer=JSONSerializer)
+    proof = tmp_path / "proof"
+    evil = queue.enqueue("os.mkdir", str(proof), job_timeout=-1)
+    stack.wait_for(lambda: "asks for 'os.mkdir'" in (stack.home / "check.log").read_text() or None, "a refusal")
+    stack.wait_for(lambda: (evil.id not in queue.job_ids and not queue.connection.exists(evil.key)) or None, "its end")
+    assert not proof.exists()
 
 
 @pytest.mark.parametrize("victim", ["parent", "horse"])
-def test_nobody_outlives_its_parent(tmp_path: Path, data: Path, victim: str) -> None:
-    with Stack(tmp_path / "home", data=data) as stack:
-        stack.start("service", "check", "prepare", "train", "publish")
-        run = stack.submit(tiny_job(training={"epochs": 200, "batch_size": 8}))
-        stack.wait_for_event(run, "model.loaded")
-        parent = stack.processes["train"].pid
-        [trainer] = trainers(run)
-        [horse] = set(children(parent)) - {parent_of(trainer)}
-        family = [horse, trainer]
-        if victim == "parent":
-            stack.kill("train")
-        else:
-            os.kill(horse, signal.SIGKILL)
-        stack.wait_for(lambda: not any(alive(pid) for pid in family) or None, "the end of the family", 5)
-        assert Store(connect(stack.redis.url)).maintenance.leased(run.id), (
-            "the lease runs out by itself; reconcile takes over then"
-        )
+def test_nobody_outlives_its_parent(stack: Stack, victim: str) -> None:
+    stack.start_if_gone(*BUT_TRAIN, "train")
+    run = stack.submit(tiny_job(training={"epochs": 200, "batch_size": 8}))
+    stack.wait_for_event(run, "model.loaded")
+    parent = stack.processes["train"].pid
+    [trainer] = trainers(run)
+    [horse] = set(children(parent)) - {parent_of(trainer)}
+    family = [horse, trainer]
+    if victim == "parent":
+        stack.kill("train")
+    else:
+        os.kill(horse, signal.SIGKILL)
+    stack.wait_for(lambda: not any(alive(pid) for pid in family) or None, "the end of the family", 5)
+    assert Store(connect(stack.redis.url)).maintenance.leased(run.id), (
+        "the lease runs out by itself; reconcile takes over then"
+    )
 
 
 class Swallows(StageWorker):
