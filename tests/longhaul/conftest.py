@@ -10,18 +10,27 @@ from typing import Any
 import pytest
 
 from longhaul.main import main
+from tests.redis_server import RedisServer
 from tests.service.running import Service, running
 
 Run = Callable[..., Any]
 
 
+@pytest.fixture(scope="session")
+def _service_with_a_key(
+    _redis_of_the_session: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("service")
+    with running(_redis_of_the_session.url, folder, api_key="test-key-123") as each:
+        yield each
+
+
 @pytest.fixture
-def service(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    """A running service with a key; LONGHAUL_URL and LONGHAUL_API_KEY point to it."""
-    key = "test-key-123"
-    with running(redis_url, tmp_path, api_key=key) as each:
+def service(redis_url: str, _service_with_a_key: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    """A running service with a key and without a job; LONGHAUL_URL and LONGHAUL_API_KEY point to it."""
+    with _service_with_a_key.emptied() as each:
         monkeypatch.setenv("LONGHAUL_URL", each.url)
-        monkeypatch.setenv("LONGHAUL_API_KEY", key)
+        monkeypatch.setenv("LONGHAUL_API_KEY", str(each.settings.api_key))
         yield each
 
 
