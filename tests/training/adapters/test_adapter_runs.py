@@ -204,8 +204,8 @@ def test_the_model_is_read_again_where_a_run_resumes(make_run: MakeRun, model_fo
 def test_a_model_that_changes_in_memory_is_no_result(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run, real = make_run(method=LORA), train.training_loop
 
-    def damaging(context: TrainingContext) -> None:
-        real(context)
+    def damaging(context: TrainingContext, traces: Path | None) -> None:
+        real(context, traces)
         with torch.no_grad():
             context.loaded.model.get_parameter("shared.weight")[5, 5] += 1.0
 
