@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 
 from jobs.disk.metrics_file import truncate_metrics
 from jobs.disk.repair import repair
+from jobs.disk.rundir import RunDir
 from jobs.events import (
     AttemptEnded,
     AttemptStarted,
@@ -31,7 +30,16 @@ from tests.processes import alive
 from tests.service.damage import destroyed
 from tests.sinks import story
 from tests.sinks.driving import closed, publishing, until
-from tests.sinks.wandb_runs import child, expected, history, offline_files, records, sync, wandb_children
+from tests.sinks.wandb_runs import (
+    child,
+    expected,
+    history,
+    offline_files,
+    publish_in_a_process,
+    records,
+    sync,
+    wandb_children,
+)
 from worker.feed import read_cursor
 from worker.sinks.base import Sink
 from worker.sinks.discord.sink import DiscordSink
@@ -90,9 +98,13 @@ def test_online_one_run_per_job_across_restarts_and_attempts(tmp_path: Path) -> 
 
 
 def test_a_run_says_what_was_decided_and_shows_what_people_compare(tmp_path: Path) -> None:
-    """Config, tags, notes and summary as a server gets them; which figures have a panel, read back from the file."""
-    run = story.submit(tmp_path, metadata={"team": "kitchen", "notes": "with half of the rows"})
-    write_plan(run)
+    """Config, tags, notes and summary as a server gets them, of a trial; which figures have a panel, read back from the
+    file. Artifacts have not been asked for.
+    """
+    metadata = {"team": "kitchen", "notes": "with half of the rows"}
+    run = story.submit(tmp_path, name="chef 0", metadata=metadata, sweep="sweep-1")
+    write_plan(run, prepared="/gone/0a1b2c3d")
+    make_model(run)
     with FakeWandb() as server:
         with publishing(tmp_path, WandbSink(child, WANDB_KEY, server.url, flush_s=0.2)):
             story.start(run)
@@ -101,7 +113,8 @@ def test_a_run_says_what_was_decided_and_shows_what_people_compare(tmp_path: Pat
             until(lambda: closed(run, "wandb"))
         (seen,) = server.runs.values()
     assert (seen.summary["chosen_by"], seen.summary["better_step"]) == ("loss", 20)
-    assert (seen.job_type, seen.tags, seen.notes) == ("train", ["team:kitchen"], "with half of the rows")
+    assert (seen.job_type, seen.group, seen.name, seen.artifacts) == ("train", "sweep-1", "chef 0", [])
+    assert (seen.tags, seen.notes) == (["sweep:sweep-1", "team:kitchen"], "with half of the rows")
     config = {key: each["value"] for key, each in seen.config.items() if key != "_wandb"}
     assert config["memory"]["optimizer"] == "adamw" and config["memory"]["micro_batch"] == 8
     assert config["speed"]["compile"] is False
@@ -153,12 +166,15 @@ def test_offline_history_row_by_row_and_one_file_per_start(tmp_path: Path) -> No
     assert end["exit_code"] == 1
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_rows_and_model_are_artifacts_by_reference_if_the_job_wants_them(wanted: bool, tmp_path: Path) -> None:
-    run = story.submit(tmp_path, integrations={"wandb": {"artifacts": wanted}})
-    write_plan(run, prepared="/gone/0a1b2c3d")
+def make_model(run: RunDir) -> None:
     run.model.mkdir()
     (run.model / "model.safetensors").write_bytes(b"weights")
+
+
+def test_rows_and_model_are_artifacts_by_reference_if_the_job_wants_them(tmp_path: Path) -> None:
+    run = story.submit(tmp_path, integrations={"wandb": {"artifacts": True}})
+    write_plan(run, prepared="/gone/0a1b2c3d")
+    make_model(run)
     story.start(run)
     story.train(run, 10, 100)
     with publishing(tmp_path, WandbSink(child, flush_s=0.2)):
@@ -173,18 +189,17 @@ def test_rows_and_model_are_artifacts_by_reference_if_the_job_wants_them(wanted:
         (each["type"], each["name"], [(part["ref"], part.get("size")) for part in each["manifest"]["contents"]])
         for each in read
     ]
-    assert shown == ([rows, rows, model] if wanted else [])
-    assert len({each["digest"] for each in read}) == (2 if wanted else 0), "a restart makes no new version"
-    if wanted:
-        told = json.loads(read[-1]["metadata"])
-        assert told == {"job": "job-1", "base_model": run.spec().model, "step": 400, "loss": 0.91}
+    assert shown == [rows, rows, model]
+    assert len({each["digest"] for each in read}) == 2, "a restart makes no new version"
+    told = json.loads(read[-1]["metadata"])
+    assert told == {"job": "job-1", "base_model": run.spec().model, "step": 400, "loss": 0.91}
     assert not list(run.path.glob("wandb/**/model.safetensors")), "no bytes"
     run.model.rename(tmp_path / "elsewhere")  # on another machine there is no model
     with FakeWandb() as server:
         sync(server, *sorted((run.path / "wandb").glob("*run-*")))
         (seen,) = server.runs.values()
     # `wandb sync` sends the runs of a job beside each other.
-    assert sorted(logged[:2] for logged in seen.artifacts) == ([rows[:2], rows[:2], model[:2]] if wanted else [])
+    assert sorted(logged[:2] for logged in seen.artifacts) == [rows[:2], rows[:2], model[:2]]
 
 
 @pytest.mark.parametrize("model", [True, False])
@@ -194,8 +209,7 @@ def test_artifacts_of_an_online_run_and_a_model_that_is_gone(
     run = story.submit(tmp_path, integrations={"wandb": {"artifacts": True}})
     write_plan(run, prepared="/gone/0a1b2c3d")
     if model:
-        run.model.mkdir()
-        (run.model / "model.safetensors").write_bytes(b"weights")
+        make_model(run)
     story.start(run)
     story.train(run, 10, 400)
     story.succeed(run)
@@ -230,24 +244,11 @@ def test_unreachable_becomes_offline_and_complete(tmp_path: Path) -> None:
     assert history(file, "eval/loss") == [(0, 2.31), (400, 0.91)]
 
 
-PUBLISH = """
-import sys, threading
-from pathlib import Path
-from jobs.process.lifeline import tied_to_parent
-from worker.publish import SinkThread, publish
-from worker.sinks.wandb.sink import WandbSink
-stop = threading.Event()
-command = tied_to_parent(sys.executable, "-m", "worker.sinks.wandb.child_process")
-sink = WandbSink(lambda: command, mode="offline", flush_s=0.2)
-publish(Path(sys.argv[1]), [SinkThread(sink)], lambda _: stop.wait(0.02), stop)
-"""
-
-
 def test_publish_killed_and_its_child_killed_no_row_is_missing(tmp_path: Path) -> None:
     run = story.submit(tmp_path)
     story.start(run)
     story.train(run, 10, 100)
-    process = subprocess.Popen([sys.executable, "-c", PUBLISH, str(tmp_path)])
+    process = publish_in_a_process(tmp_path)
     until(lambda: read_cursor(run, "wandb").step == 100)
     (pid,) = wandb_children(process.pid)
     process.kill()
@@ -264,18 +265,6 @@ def test_publish_killed_and_its_child_killed_no_row_is_missing(tmp_path: Path) -
     assert history(first, "train/loss") == expected(10, 100), "what the cursor counts as sent is on disk"
     assert history(second, "train/loss")[:10] == expected(110, 200)
     assert history(third, "train/loss") == expected(210, 300)
-
-
-def test_the_trials_of_a_sweep_are_a_group(tmp_path: Path) -> None:
-    run = story.submit(tmp_path, name="chef 0", sweep="sweep-1")
-    with FakeWandb() as server:
-        with publishing(tmp_path, WandbSink(child, WANDB_KEY, server.url, flush_s=0.2)):
-            story.start(run)
-            story.train(run, 10, 20)
-            story.succeed(run)
-            until(lambda: closed(run, "wandb"))
-        (seen,) = server.runs.values()
-        assert (seen.group, seen.tags, seen.name) == ("sweep-1", ["sweep:sweep-1"], "chef 0")
 
 
 def test_a_paused_job_holds_no_process_and_a_refused_one_no_run(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from tests.fakes import WANDB_KEY, FakeWandb
 from tests.processes import alive
 from tests.sinks import story
 from tests.sinks.driving import closed, publishing, until
-from tests.sinks.wandb_runs import child, expected, history, offline_files, sync, wandb_children
+from tests.sinks.wandb_runs import child, expected, history, offline_files, publish_in_a_process, sync, wandb_children
 from worker.feed import read_cursor
 from worker.sinks.wandb.sink import WandbSink
 
@@ -152,25 +150,12 @@ def test_offline_at_first_and_online_later_is_one_run(tmp_path: Path) -> None:
         assert all(list(folder.glob("*.synced")) for folder in folders(run)), "nothing is left to sync"
 
 
-PUBLISH = """
-import sys, threading
-from pathlib import Path
-from jobs.process.lifeline import tied_to_parent
-from worker.publish import SinkThread, publish
-from worker.sinks.wandb.sink import WandbSink
-stop = threading.Event()
-command = tied_to_parent(sys.executable, "-m", "worker.sinks.wandb.child_process")
-sink = WandbSink(lambda: command, *sys.argv[2:], flush_s=0.2)
-publish(Path(sys.argv[1]), [SinkThread(sink)], lambda _: stop.wait(0.02), stop)
-"""
-
-
 def test_killed_while_the_server_was_away_the_next_start_sends_what_was_left_and_goes_on(tmp_path: Path) -> None:
     run = story.submit(tmp_path)
     story.start(run)
     story.train(run, 10, 100)
     with FakeWandb() as server:
-        process = subprocess.Popen([sys.executable, "-c", PUBLISH, str(tmp_path), WANDB_KEY, server.url])
+        process = publish_in_a_process(tmp_path, WANDB_KEY, server.url)
         until(lambda: read_cursor(run, "wandb").step == 100)
         server.failing = 500
         story.train(run, 110, 200)

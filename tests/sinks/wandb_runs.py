@@ -16,8 +16,27 @@ from jobs.process.lifeline import tied_to_parent
 from tests.fakes import WANDB_KEY, FakeWandb
 from tests.processes import children
 from tests.sinks import story
+from tests.stack import ROOT
 
 LEET = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json"]
+
+
+PUBLISH = """
+import sys, threading
+from pathlib import Path
+from jobs.process.lifeline import tied_to_parent
+from worker.publish import SinkThread, publish
+from worker.sinks.wandb.sink import WandbSink
+stop = threading.Event()
+command = tied_to_parent(sys.executable, "-m", "worker.sinks.wandb.child_process")
+sink = WandbSink(lambda: command, *sys.argv[2:], flush_s=0.2)
+publish(Path(sys.argv[1]), [SinkThread(sink)], lambda _: stop.wait(0.02), stop)
+"""
+
+
+def publish_in_a_process(runs: Path, *server: str) -> subprocess.Popen[bytes]:
+    """With a sink for W&B: offline, or with this key and URL."""
+    return subprocess.Popen([sys.executable, "-c", PUBLISH, str(runs), *server], cwd=ROOT)
 
 
 def child() -> list[str]:
