@@ -101,7 +101,7 @@ class FakeServer:
         self._server.server_close()
         self._thread.join()
 
-    def wait_for(self, condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+    def wait_for(self, condition: Callable[[], Any], timeout_s: float = 300.0) -> Any:
         """The first true value of `condition`, looked at after each request; AssertionError after `timeout_s`."""
         with self.changed:
             value = self.changed.wait_for(condition, timeout_s)

@@ -81,7 +81,7 @@ class RedisServer:
                 stdout=log,
                 stderr=log,
             )  # fmt: skip
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         with redis.Redis.from_url(self.url, socket_timeout=1) as client:
             while True:
                 try:

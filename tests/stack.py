@@ -129,13 +129,13 @@ class Stack:
 
     def submit(self, spec: Mapping[str, Any], **headers: str) -> RunDir:
         """POST a job; it must be accepted."""
-        answer = requests.post(f"{self.url}/jobs", json=spec, headers=headers, timeout=10)
+        answer = requests.post(f"{self.url}/jobs", json=spec, headers=headers, timeout=60)
         assert answer.status_code == 202, answer.text
         return RunDir(self.runs / answer.json()["id"])
 
     def post(self, run: RunDir, verb: str) -> requests.Response:
         """`POST /jobs/{id}/{verb}`."""
-        return requests.post(f"{self.url}/jobs/{run.id}/{verb}", timeout=10)
+        return requests.post(f"{self.url}/jobs/{run.id}/{verb}", timeout=60)
 
     def wait_for(self, look: Callable[[], Found | None], what: str, timeout: float = 120) -> Found:
         """Look until there is something; the logs are in the message when it does not come."""
@@ -162,7 +162,7 @@ class Stack:
         number = run.record().number
 
         def up_to_date() -> dict[str, Any] | None:
-            job: dict[str, Any] = requests.get(f"{self.url}/jobs/{run.id}", timeout=10).json()
+            job: dict[str, Any] = requests.get(f"{self.url}/jobs/{run.id}", timeout=60).json()
             return job if job["event_number"] >= number else None
 
         return self.wait_for(up_to_date, f"the projection of event {number} of {run.id}")
