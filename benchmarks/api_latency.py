@@ -20,7 +20,7 @@ from pathlib import Path
 import requests
 
 from benchmarks.command_line import ROOT, parse
-from tests.redis_server import RedisServer, free_port
+from tests.support.redis_server import RedisServer, free_port
 
 KEYS = ("import_seconds", "post_median_ms", "post_p99_ms", "requests")
 WARM_UP = 50

@@ -60,8 +60,8 @@ from jobs.redis.new_jobs import make_id
 from jobs.redis.store import Store
 from jobs.spec import parse_spec
 from jobs.text.units import MIB, format_bytes, format_duration
-from tests.redis_server import RedisServer, free_port
-from tests.summaries import checked, prepared, time_summary
+from tests.support.redis_server import RedisServer, free_port
+from tests.support.samples import checked, prepared, time_summary
 
 KEYS = (
     "jobs", "rate_reached", "p99_get_ms", "p99_list_ms", "p99_post_ms", "p50_get_ms", "p50_list_ms", "p50_post_ms",

@@ -33,9 +33,9 @@ from jobs.events import AttemptStarted, Event, ModelLoaded
 from jobs.metrics import MetricRow
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
-from tests.boxes import NAMES, OTHER, TwoBoxes, forget_locks, why_no_namespace
-from tests.metric_rows import read_lines
-from tests.stack import tiny_job
+from tests.support.boxes import NAMES, OTHER, TwoBoxes, forget_locks, why_no_namespace
+from tests.support.samples import read_lines
+from tests.support.stack import tiny_job
 
 KEYS = ("ok", "cases")
 FORGOTTEN_S = 90.0

@@ -27,7 +27,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 from benchmarks.command_line import parse
 from benchmarks.random_rows import random_rows, synthetic_lengths
 from jobs.spec import parse_spec
-from tests.summaries import dataset_summary
+from tests.support.samples import dataset_summary
 from tests.training.contexts import as_loaded, training_context
 from worker.training.dataset.data import FORMAT, PreparedDataset
 from worker.training.dataset.manifest import Manifest

@@ -37,10 +37,8 @@ from jobs.events import (
 )
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.spec import parse_spec
-from tests.memory_plans import memory_plan
-from tests.metric_rows import metric_row
-from tests.redis_server import RedisServer, free_port
-from tests.summaries import checked, prepared
+from tests.support.redis_server import RedisServer, free_port
+from tests.support.samples import checked, memory_plan, metric_row, prepared
 
 KEYS = (
     "jobs", "metric_rows", "pairs", "pair_median_ms", "pair_p99_ms", "pair_max_ms", "ten_jobs_median_ms",

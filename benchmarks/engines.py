@@ -27,10 +27,10 @@ from jobs.attempt import Noted
 from jobs.disk.rundir import RunDir
 from jobs.events import Event
 from jobs.reasons import Reason
-from tests.conftest import ROWS
-from tests.facts import reasons
 from tests.fake_slurm.slurm import FakeSlurm
-from tests.stack import ROLES, Stack, tiny_job
+from tests.support.recipes import ROWS
+from tests.support.samples import reasons
+from tests.support.stack import ROLES, Stack, tiny_job
 
 KEYS = ("events", "event_delay_s", "handed_over_s", "back_s", "ended_as_it_should")
 LIMIT_S = 10.0

@@ -52,7 +52,7 @@ from jobs.labels import LabelPlan
 from jobs.memory_plan import OptimizerName
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.spec import parse_spec
-from tests.summaries import dataset_summary
+from tests.support.samples import dataset_summary
 from tests.training.contexts import as_loaded, training_context
 from worker.training import loop
 from worker.training.adapters.registry import method_of

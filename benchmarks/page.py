@@ -33,10 +33,10 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from benchmarks.api_load import await_ready, percentile, requests_for, seeded
 from benchmarks.command_line import parse, skipped
 from service.settings import ServiceSettings
-from tests.browser import CHROMIUM, QUIET
-from tests.redis_server import RedisServer, free_port
 from tests.service.pages.showcase import furnish
 from tests.service.running import Service
+from tests.support.browser import CHROMIUM, QUIET
+from tests.support.redis_server import RedisServer, free_port
 
 KEYS = (
     "first_paint_s", "jobs_paint_s", "job_contentful_s", "jobs_contentful_s", "chart_ms", "chart_points", "js_kb",

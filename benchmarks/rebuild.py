@@ -37,8 +37,8 @@ from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
 from jobs.spec import parse_spec
 from jobs.state import Status
-from tests.redis_server import RedisServer
-from tests.summaries import checked, prepared, time_summary
+from tests.support.redis_server import RedisServer
+from tests.support.samples import checked, prepared, time_summary
 from worker.reconcile import Reconciler
 
 KEYS = ("jobs", "events", "cores", "seconds", "complete")

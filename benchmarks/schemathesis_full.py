@@ -16,11 +16,11 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.command_line import parse
-from tests.heartbeats import beating
-from tests.redis_server import RedisServer
 from tests.service.fuzzing import fuzz
 from tests.service.running import running
 from tests.service.seeded import seed
+from tests.support.redis_server import RedisServer
+from tests.support.samples import beating
 
 KEYS = (
     "requests", "operations", "failures", "server_errors", "undocumented_statuses", "schema_violations", "answers",

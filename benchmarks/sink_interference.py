@@ -34,11 +34,11 @@ from pathlib import Path
 from benchmarks.command_line import parse
 from jobs.disk.rundir import RunDir
 from jobs.metrics import MetricRow
-from tests.conftest import ROWS
-from tests.fakes import WANDB_KEY, FakeDiscord, FakeWandb
 from tests.sinks.driving import closed
 from tests.sinks.wandb_runs import history, offline_files
-from tests.stack import ROLES, Stack, tiny_job
+from tests.support.fakes import WANDB_KEY, FakeDiscord, FakeWandb
+from tests.support.recipes import ROWS
+from tests.support.stack import ROLES, Stack, tiny_job
 
 KEYS = (
     "step_time_ratio", "standard_error", "pairs", "by_round", "step_ms", "publish_cores", "steps", "discord_answers",

@@ -41,11 +41,11 @@ from jobs.reasons import Reason
 from jobs.state import Status
 from jobs.text.units import format_duration
 from tests.e2e.fake_gpu import machine
-from tests.fakes import WANDB_KEY, FakeDiscord, FakeWandb
-from tests.processes import children, phase, trainers
 from tests.sinks.driving import closed
 from tests.sinks.wandb_runs import history, offline_files
-from tests.stack import ROLES, Stack, tiny_job
+from tests.support.fakes import WANDB_KEY, FakeDiscord, FakeWandb
+from tests.support.processes import children, phase, trainers
+from tests.support.stack import ROLES, Stack, tiny_job
 
 KEYS = (
     "ok", "faults", "kinds", "by_kind", "found_wrong", "gpus_lost", "evaluations_stopped", "jobs", "succeeded",

@@ -38,7 +38,7 @@ from jobs.disk.rundir import RunDir
 from jobs.events import AttemptStarted
 from jobs.sweeps.directory import find
 from jobs.text.units import format_duration
-from tests.stack import Stack
+from tests.support.stack import Stack
 
 KEYS = (
     "benchmark", "trials", "rows", "at_once", "runs", "first_step_s", "trials_per_hour_ratio", "start_s",

@@ -24,7 +24,7 @@ from service.settings import ServiceSettings
 from tests.service.pages.showcase import furnish_sweep
 from tests.service.running import Service
 from tests.sinks import story
-from tests.stack import Stack
+from tests.support.stack import Stack
 
 KEYS = (
     "benchmark", "sweeps", "trials", "rounds", "smoke", "list", "list_page", "sweep_page", "trials_list", "compare",

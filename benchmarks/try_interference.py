@@ -36,7 +36,7 @@ from benchmarks.corpus import prepared_job
 from jobs.disk.rundir import RunDir
 from jobs.metrics import MetricRow
 from jobs.process.lifeline import PARENT_PID
-from tests.conftest import ROWS
+from tests.support.recipes import ROWS
 from worker.child import JsonChild
 
 KEYS = ("ratio", "low", "high", "pairs", "words_per_s")

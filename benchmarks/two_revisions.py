@@ -41,8 +41,8 @@ from safetensors.torch import load_file
 
 from benchmarks.command_line import ROOT, parse
 from jobs.disk.rundir import RunDir
-from tests.processes import trainers
-from tests.stack import Stack
+from tests.support.processes import trainers
+from tests.support.stack import Stack
 
 KEYS = ("before", "after", "learning_rates", "micro_batch", "jobs", "equal")
 OPTIMIZERS = ("adamw", "adafactor")

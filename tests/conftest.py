@@ -16,10 +16,11 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.browser import browser as browser
 from tests.leaks import nothing_leaks as nothing_leaks
 from tests.leaks import nothing_leaks_from_a_module as nothing_leaks_from_a_module
-from tests.redis_server import RedisServer
+from tests.support.browser import browser as browser
+from tests.support.recipes import write_recipes
+from tests.support.redis_server import RedisServer
 
 TOGETHER = {"e2e": "e2e", "faults": "faults", "gpu": "gpu"}
 """Folder of tests → the group whose tests run one after the other, in one process."""
@@ -39,8 +40,6 @@ os.environ.setdefault("CT2_USE_MKL", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so, and children inherit it: those of tests have to hear Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-ROWS = Path(__file__).parents[1] / "examples" / "recipes.jsonl"
 
 
 class ByFolderOrFile(LoadScopeScheduling):  # type: ignore[misc]  # untyped in pytest-xdist
@@ -100,7 +99,4 @@ def data(tmp_path: Path) -> Path:
     """A data directory: rows.jsonl with 64 recipes, held_out.jsonl with 12 others."""
     folder = tmp_path / "data"
     folder.mkdir()
-    lines = ROWS.read_text().splitlines()
-    (folder / "rows.jsonl").write_text("\n".join(lines[:64]) + "\n")
-    (folder / "held_out.jsonl").write_text("\n".join(lines[64:76]) + "\n")
-    return folder
+    return write_recipes(folder)

@@ -17,8 +17,8 @@ import yaml
 from redis.exceptions import NoPermissionError
 
 from jobs.redis.connection import connect
-from tests.boxes import make_box
-from tests.redis_server import (
+from tests.support.boxes import make_box
+from tests.support.redis_server import (
     RedisServer,
     compose_box_rules,
     compose_redis,
@@ -27,7 +27,7 @@ from tests.redis_server import (
     redis_binary,
     speaks_tls,
 )
-from tests.stack import ROOT
+from tests.support.stack import ROOT
 
 HOST = "127.0.0.1"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stack import ROOT
+from tests.support.stack import ROOT
 
 TEXTS = {
     ROOT / name: (ROOT / name).read_text()

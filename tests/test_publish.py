@@ -21,9 +21,9 @@ from jobs.disk.rundir import list_runs
 from jobs.events import Event, Fault, JobSubmitted
 from jobs.heartbeat import SinkLag
 from jobs.process.logs import JsonLines, TextLines
-from tests.fakes import FakeDiscord
 from tests.sinks import story
 from tests.sinks.driving import Listener, closed, publishing, until, whole
+from tests.support.fakes import FakeDiscord
 from worker import publish as publish_module
 from worker.feed import SinkFeed
 from worker.publish import sinks_of

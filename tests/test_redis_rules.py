@@ -15,8 +15,8 @@ import yaml
 from redis.exceptions import NoPermissionError
 
 from jobs.redis.connection import connect
-from tests.redis_server import RedisServer, compose_rules, free_port, redis_binary
-from tests.stack import ROLES, ROOT, Stack, tiny_job
+from tests.support.redis_server import RedisServer, compose_rules, free_port, redis_binary
+from tests.support.stack import ROLES, ROOT, Stack, tiny_job
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stack import ROOT
+from tests.support.stack import ROOT
 
 SCHEMA = "a part of the OpenAPI document, which is a JSON document"
 MODEL_CONFIG = "config.json or tokenizer.json of a model: others write it"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stack import ROOT
+from tests.support.stack import ROOT
 
 GLOSSARY = ROOT / "docs" / "glossary.md"
 SPARED = {"docs/glossary.md", "docs/openapi.json", "CHANGELOG.md", "benchmarks/two_revisions.py", "tests/test_words.py"}

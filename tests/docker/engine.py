@@ -17,7 +17,7 @@ import requests
 
 from jobs.disk.rundir import RunDir
 from jobs.text.units import format_duration
-from tests.redis_server import free_port
+from tests.support.redis_server import free_port
 
 ROOT = Path(__file__).parents[2]
 ENGINE = ROOT.parent / "shared" / "docker" / "engine"

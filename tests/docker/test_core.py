@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.docker.engine import Containers, few, steps_logged
-from tests.facts import reasons
+from tests.support.samples import reasons
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1400)]
 

@@ -12,7 +12,7 @@ from jobs.disk.rundir import RunDir
 from jobs.events import AttemptEnded
 from longhaul import Longhaul
 from tests.docker.engine import ROOT, Containers, few, steps_logged
-from tests.facts import facts_of
+from tests.support.samples import facts_of
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
 CHAT: dict[str, Any] = {

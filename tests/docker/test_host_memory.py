@@ -15,7 +15,7 @@ import pytest
 
 from jobs.events import AttemptEnded, JobFailed, JobQueued, ModelLoaded
 from tests.docker.engine import COMPOSE_FILE, Containers, few, steps_logged
-from tests.facts import facts_of, reasons
+from tests.support.samples import facts_of, reasons
 from worker.training.__main__ import OOM_SCORE_ADDED
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]

@@ -9,7 +9,7 @@ import pytest
 
 from jobs.disk.rundir import RunDir
 from tests.docker.engine import Containers, few, steps_logged
-from tests.facts import reasons
+from tests.support.samples import reasons
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 

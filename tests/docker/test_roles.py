@@ -15,7 +15,7 @@ from pathlib import Path
 from jobs.process.lifeline import tied_to_parent
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
-from tests.processes import alive
+from tests.support.processes import alive
 
 ROLES = ("generate", "push")
 """The two that start quickest: what is said here is the same for all."""

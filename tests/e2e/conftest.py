@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROWS
-from tests.local import Local
-from tests.shared_stack import mended, shared_stack
-from tests.stack import Stack
+from tests.support.local import Local
+from tests.support.recipes import ROWS
+from tests.support.shared_stack import mended, shared_stack
+from tests.support.stack import Stack
 from tests.training.hub_server import Hub
 
 LONGHAUL = str(Path(sys.executable).with_name("longhaul"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.stack import tiny_job
+from tests.support.stack import tiny_job
 
 LONG = {"epochs": 12, "batch_size": 8, "learning_rate": 0.003}  # 96 steps
 

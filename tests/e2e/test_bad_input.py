@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from jobs.events import JobFailed
-from tests.redis_server import free_port
-from tests.shared_stack import data_of, dry_run, restarted, succeeds
-from tests.stack import Stack, tiny_job
+from tests.support.redis_server import free_port
+from tests.support.shared_stack import data_of, dry_run, restarted, succeeds
+from tests.support.stack import Stack, tiny_job
 
 
 def test_what_check_finds_fails_the_job_with_cause_and_hint(stack: Stack, tmp_path: Path) -> None:

@@ -16,12 +16,11 @@ from jobs.disk.rundir import RunDir
 from jobs.events import AttemptEnded, AttemptStarted, CheckpointSaved, ModelLoaded
 from jobs.metrics import MetricRow
 from jobs.reasons import Reason
-from tests.boxes import OTHER, TwoBoxes, forget_locks, why_no_namespace
-from tests.facts import facts_of, reasons
-from tests.metric_rows import read_lines
-from tests.processes import freeze, stepping, thaw, trainers
-from tests.shared_stack import rows, stop, succeeds
-from tests.stack import ROOT, tiny_job
+from tests.support.boxes import OTHER, TwoBoxes, forget_locks, why_no_namespace
+from tests.support.processes import freeze, stepping, thaw, trainers
+from tests.support.samples import facts_of, read_lines, reasons
+from tests.support.shared_stack import rows, stop, succeeds
+from tests.support.stack import ROOT, tiny_job
 
 NO_NAMESPACE = why_no_namespace()
 pytestmark = pytest.mark.skipif(NO_NAMESPACE is not None, reason=str(NO_NAMESPACE))

@@ -14,10 +14,10 @@ import pytest
 
 from jobs.disk.rundir import RunDir
 from jobs.events import AttemptEnded, ModelLoaded, TaskSubmitted
-from tests.facts import facts_of, reasons
 from tests.fake_cloud.cloud import FakeCloud
-from tests.shared_stack import restarted, shared_stack, succeeds
-from tests.stack import Stack, tiny_job
+from tests.support.samples import facts_of, reasons
+from tests.support.shared_stack import restarted, shared_stack, succeeds
+from tests.support.stack import Stack, tiny_job
 
 
 class Place(NamedTuple):

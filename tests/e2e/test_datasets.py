@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import requests
 
-from tests.shared_stack import data_of, stop
-from tests.stack import Stack, tiny_job
+from tests.support.shared_stack import data_of, stop
+from tests.support.stack import Stack, tiny_job
 
 
 def test_an_upload_is_prepared_reported_on_and_kept(stack: Stack) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.local import ROOT
+from tests.support.local import ROOT
 from worker.training.doctor.groups import GROUPS
 
 pytestmark = pytest.mark.timeout(900)

@@ -24,9 +24,9 @@ from jobs.disk.rundir import RunDir
 from jobs.redis.connection import connect
 from longhaul import ApiError, Longhaul
 from longhaul.main import main
-from tests.processes import trainers
-from tests.shared_stack import data_of, mended, stop, succeeds
-from tests.stack import ROOT, Stack, tiny_job
+from tests.support.processes import trainers
+from tests.support.shared_stack import data_of, mended, stop, succeeds
+from tests.support.stack import ROOT, Stack, tiny_job
 
 CHATS = [
     {"messages": [{"role": "user", "content": f"What is in pot {n}, {word} or not?"},

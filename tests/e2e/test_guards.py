@@ -8,10 +8,10 @@ import shutil
 from safetensors.torch import load_file, save_file
 
 from jobs.events import JobFailed
-from tests.fakes import FakeDiscord
-from tests.local import until
-from tests.shared_stack import data_of, dry_run, restarted
-from tests.stack import Stack, tiny_job
+from tests.support.fakes import FakeDiscord
+from tests.support.local import until
+from tests.support.shared_stack import data_of, dry_run, restarted
+from tests.support.stack import Stack, tiny_job
 from worker.training.tasks.seq2seq import builtin
 
 LOST = "decoder.final_layer_norm.weight"

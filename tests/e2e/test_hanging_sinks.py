@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.fakes import WANDB_KEY, FakeDiscord, FakeWandb
-from tests.shared_stack import restarted, succeeds
 from tests.sinks.driving import closed
 from tests.sinks.wandb_runs import history, offline_files
-from tests.stack import Stack, tiny_job
+from tests.support.fakes import WANDB_KEY, FakeDiscord, FakeWandb
+from tests.support.shared_stack import restarted, succeeds
+from tests.support.stack import Stack, tiny_job
 
 
 def test_a_job_succeeds_while_discord_and_wandb_hang_and_both_hear_of_it_later(stack: Stack) -> None:

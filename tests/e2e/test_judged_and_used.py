@@ -13,7 +13,7 @@ import ctranslate2
 from transformers import AutoTokenizer
 
 from tests.e2e.conftest import LONGHAUL, TOKEN
-from tests.local import Local
+from tests.support.local import Local
 from tests.training.hub_server import Hub
 
 WORDS = ["bread", "soup", "cake", "salad", "pasta", "stew", "rice", "curry"]

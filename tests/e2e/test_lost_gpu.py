@@ -11,9 +11,9 @@ from jobs.disk.rundir import RunDir
 from jobs.events import AttemptEnded, DeviceWaiting
 from jobs.reasons import Reason
 from tests.e2e.fake_gpu import SAID, machine
-from tests.fakes import FakeDiscord
-from tests.shared_stack import restarted, succeeds
-from tests.stack import Stack, tiny_job
+from tests.support.fakes import FakeDiscord
+from tests.support.shared_stack import restarted, succeeds
+from tests.support.stack import Stack, tiny_job
 
 
 def test_jobs_outlive_a_lost_gpu_unharmed_and_uncounted(stack: Stack, tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import requests
 
 from jobs.events import JobPaused, ModelLoaded
 from jobs.state import Status
-from tests.facts import facts_of, reasons
-from tests.processes import stepping, stopped_at
-from tests.shared_stack import data_of, succeeds
-from tests.stack import ROOT, Stack, tiny_job
+from tests.support.processes import stepping, stopped_at
+from tests.support.samples import facts_of, reasons
+from tests.support.shared_stack import data_of, succeeds
+from tests.support.stack import ROOT, Stack, tiny_job
 
 ROWS = "stored.jsonl"
 

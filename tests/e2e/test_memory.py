@@ -24,9 +24,9 @@ from jobs.events import AttemptEnded, JobFailed, JobSucceeded, MemoryPlanned, Oo
 from jobs.memory_plan import TEST_LIMIT
 from jobs.sweeps.directory import find
 from jobs.sweeps.record import TrialRecord
-from tests.facts import facts_of
-from tests.shared_stack import data_of, restarted
-from tests.stack import Stack
+from tests.support.samples import facts_of
+from tests.support.shared_stack import data_of, restarted
+from tests.support.stack import Stack
 
 MIB = 2**20
 RECOVERS_AT = 52 * MIB

@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from longhaul.main import main
-from tests.local import Local
+from tests.support.local import Local
 from tests.training.hub_server import running_hub
 from worker.training.tasks.seq2seq import builtin
 

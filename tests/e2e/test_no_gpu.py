@@ -10,9 +10,9 @@ from pathlib import Path
 import requests
 
 from jobs.process.lifeline import tied_to_parent
-from tests.fakes import FakeDiscord
-from tests.shared_stack import restarted, stop, succeeds
-from tests.stack import Stack, tiny_job
+from tests.support.fakes import FakeDiscord
+from tests.support.shared_stack import restarted, stop, succeeds
+from tests.support.stack import Stack, tiny_job
 
 WAITS = "tiny: waits for a GPU"
 SAID = "couldn't communicate with the NVIDIA driver"

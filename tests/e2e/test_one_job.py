@@ -13,10 +13,10 @@ from jobs.redis.connection import connect
 from jobs.redis.store import Store
 from jobs.state import Status
 from jobs.version import VERSION, library_versions
-from tests.facts import facts_of
-from tests.fakes import FakeDiscord, FakeWandb
-from tests.shared_stack import restarted, succeeds
-from tests.stack import Stack, tiny_job
+from tests.support.fakes import FakeDiscord, FakeWandb
+from tests.support.samples import facts_of
+from tests.support.shared_stack import restarted, succeeds
+from tests.support.stack import Stack, tiny_job
 
 WANDB_KEY = "f4ke" + "0123456789abcdef" * 2 + "beef"
 LIFE = [

@@ -12,10 +12,10 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from jobs.disk.rundir import RunDir
 from jobs.spec import JobSpec
-from tests.processes import continue_once_asked, freeze, stepping, thaw
 from tests.service.pages.watched import WatchedPage
-from tests.shared_stack import data_of, emptied, stop
-from tests.stack import ROOT, Stack
+from tests.support.processes import continue_once_asked, freeze, stepping, thaw
+from tests.support.shared_stack import data_of, emptied, stop
+from tests.support.stack import ROOT, Stack
 
 EXAMPLES = ROOT / "examples"
 HOSTILE = '<img src=x onerror="document.title=1">'

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from longhaul import Longhaul
-from tests.conftest import ROWS
-from tests.local import STRANGER, Local
+from tests.support.local import STRANGER, Local
+from tests.support.recipes import ROWS
 
 pytestmark = pytest.mark.timeout(2400)  # half a dozen jobs, one after the other
 ROOT = Path(__file__).resolve().parents[2]

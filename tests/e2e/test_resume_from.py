@@ -6,10 +6,10 @@ import shutil
 
 from jobs.events import JobPrepared, ModelLoaded
 from tests.e2e.long_jobs import long_job
-from tests.facts import facts_of
-from tests.processes import asked_at, stepping
-from tests.shared_stack import succeeds
-from tests.stack import Stack
+from tests.support.processes import asked_at, stepping
+from tests.support.samples import facts_of
+from tests.support.shared_stack import succeeds
+from tests.support.stack import Stack
 
 
 def test_a_job_goes_on_from_one_that_was_cancelled_and_deleted(stack: Stack) -> None:

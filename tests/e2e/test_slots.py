@@ -13,10 +13,10 @@ from jobs.events import AttemptStarted
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
 from tests.e2e.test_sweeps import SWEEP, ended, submit, trial_of, weights
-from tests.facts import facts_of
-from tests.processes import freeze, resumable, thaw
-from tests.shared_stack import restarted, succeeds
-from tests.stack import Stack
+from tests.support.processes import freeze, resumable, thaw
+from tests.support.samples import facts_of
+from tests.support.shared_stack import restarted, succeeds
+from tests.support.stack import Stack
 
 
 def spans(run: RunDir) -> list[tuple[float, float]]:

@@ -15,11 +15,11 @@ import pytest
 
 from jobs.disk.rundir import RunDir, list_runs
 from jobs.events import AttemptEnded, AttemptStarted, JobQueued, ModelLoaded, TaskStarted, TaskSubmitted
-from tests.facts import facts_of, reasons
 from tests.fake_slurm.slurm import FakeSlurm
-from tests.processes import Moment, asked_at, continue_once_asked, freeze, said
-from tests.shared_stack import restarted, shared_stack, succeeds
-from tests.stack import ROOT, Stack, tiny_job
+from tests.support.processes import Moment, asked_at, continue_once_asked, freeze, said
+from tests.support.samples import facts_of, reasons
+from tests.support.shared_stack import restarted, shared_stack, succeeds
+from tests.support.stack import ROOT, Stack, tiny_job
 
 ALONE_S = 15.0
 """After which a node that hears nothing of us stops its trainer."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from jobs.events import ModelLoaded
 from jobs.state import Status
 from tests.e2e.long_jobs import LONG, long_job
-from tests.facts import facts_of, reasons
-from tests.processes import asked_at, freeze, stepping, thaw
-from tests.stack import Stack
+from tests.support.processes import asked_at, freeze, stepping, thaw
+from tests.support.samples import facts_of, reasons
+from tests.support.stack import Stack
 
 
 def test_queued_and_running_jobs_are_cancelled_and_paused(stack: Stack) -> None:

@@ -18,8 +18,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from jobs.disk.rundir import RunDir
 from tests.e2e.conftest import LONGHAUL
-from tests.local import Local, until
-from tests.processes import freeze, resumable, signalled, thaw
+from tests.support.local import Local, until
+from tests.support.processes import freeze, resumable, signalled, thaw
 
 JOB = {
     "name": "stranger",

@@ -10,10 +10,10 @@ from jobs.disk.rundir import RunDir, list_runs
 from jobs.events import AttemptEnded, ModelLoaded
 from jobs.sweeps.directory import SweepDir, find
 from jobs.sweeps.record import SweepRecord, TrialRecord
-from tests.facts import facts_of
-from tests.processes import freeze, resumable
-from tests.shared_stack import succeeds
-from tests.stack import ROLES, Stack
+from tests.support.processes import freeze, resumable
+from tests.support.samples import facts_of
+from tests.support.shared_stack import succeeds
+from tests.support.stack import ROLES, Stack
 
 SWEEP: dict[str, Any] = {
     "name": "tickets",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stack import ROOT
+from tests.support.stack import ROOT
 
 PYTHON = Path(os.environ.get("ENGINES_VENV", ROOT / ".venv-engines")).absolute() / "bin" / "python"
 

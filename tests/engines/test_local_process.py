@@ -14,9 +14,9 @@ import pytest
 from jobs.events import AttemptEnded, ModelLoaded
 from tests.e2e.test_clouds import in_bucket, long_job
 from tests.engines.conftest import PYTHON
-from tests.facts import facts_of, reasons
 from tests.fake_cloud.cloud import FakeCloud
-from tests.stack import ROLES, Stack
+from tests.support.samples import facts_of, reasons
+from tests.support.stack import ROLES, Stack
 
 pytestmark = pytest.mark.engines
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.engines.conftest import PYTHON
-from tests.stack import ROOT
+from tests.support.stack import ROOT
 from worker.engines.engine import EngineTask
 from worker.engines.kubeflow import KubeflowSettings
 from worker.engines.skypilot import STATES, SkyPilotSettings

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from tests.fake_cloud.machine import Cloud
-from tests.stack import ROOT
+from tests.support.stack import ROOT
 
 
 class FakeCloud:

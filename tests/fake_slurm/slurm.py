@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.fake_slurm.programs import Cluster
 from tests.sinks.driving import until
-from tests.stack import ROOT
+from tests.support.stack import ROOT
 
 PROGRAMS = ("sbatch", "squeue", "sacct", "scancel")
 

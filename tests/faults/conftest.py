@@ -24,12 +24,10 @@ from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
 from jobs.spec import parse_spec
 from jobs.state import Stage
-from tests.facts import facts_of
-from tests.metric_rows import read_lines
-from tests.processes import trainers
-from tests.shared_stack import mended, shared_stack, succeeds
-from tests.stack import Stack, tiny_job
-from tests.summaries import checked, prepared
+from tests.support.processes import trainers
+from tests.support.samples import checked, facts_of, prepared, read_lines
+from tests.support.shared_stack import mended, shared_stack, succeeds
+from tests.support.stack import Stack, tiny_job
 
 MakeJob = Callable[..., RunDir]
 STEPS = 16

@@ -17,7 +17,7 @@ from jobs.errors import BadData, UserError
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
 from jobs.spec import parse_spec
-from tests.stack import ROOT, Stack
+from tests.support.stack import ROOT, Stack
 from worker.settings import from_environment
 from worker.training.dataset.split import split
 

@@ -15,9 +15,8 @@ from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
 from jobs.spec import parse_spec
 from jobs.state import Stage
-from tests.plans import write_plan
-from tests.stack import Stack
-from tests.summaries import checked, prepared
+from tests.support.samples import checked, prepared, write_plan
+from tests.support.stack import Stack
 from worker.reconcile import Reconciler
 
 

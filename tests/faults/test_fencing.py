@@ -11,11 +11,11 @@ import redis
 
 from jobs.disk.rundir import RunDir
 from jobs.events import AttemptStarted
-from tests.boxes import forget_locks
-from tests.facts import reasons
 from tests.faults.conftest import MakeJob, Undisturbed, assert_as_if_nothing_had_happened, runs_again
-from tests.processes import Moment, descendants, end_within, freeze, loading, saving, thaw
-from tests.stack import Stack
+from tests.support.boxes import forget_locks
+from tests.support.processes import Moment, descendants, end_within, freeze, loading, saving, thaw
+from tests.support.samples import reasons
+from tests.support.stack import Stack
 
 
 def delivering(run: RunDir) -> bool:

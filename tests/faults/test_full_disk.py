@@ -15,10 +15,10 @@ import requests
 from jobs.attempt import Heartbeat
 from jobs.disk.files import append_line
 from jobs.events import JobFailed
-from tests.disk_room import longest_file
-from tests.metric_rows import read_lines
-from tests.shared_stack import shared_stack, stop
-from tests.stack import Stack, tiny_job
+from tests.support.machine import longest_file
+from tests.support.samples import read_lines
+from tests.support.shared_stack import shared_stack, stop
+from tests.support.stack import Stack, tiny_job
 
 
 def test_a_line_for_which_there_is_no_room_is_not_lost_in_silence(tmp_path: Path) -> None:

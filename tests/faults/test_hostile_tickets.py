@@ -11,8 +11,8 @@ from rq.serializers import JSONSerializer
 from jobs.redis.connection import connect
 from jobs.redis.queue import TICKET_FUNCTION, queue_name
 from jobs.state import Stage
-from tests.shared_stack import dry_run, restarted
-from tests.stack import Stack, tiny_job
+from tests.support.shared_stack import dry_run, restarted
+from tests.support.stack import Stack, tiny_job
 
 
 def test_hostile_tickets_are_refused_and_the_worker_takes_the_next(stack: Stack, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import requests
 from jobs.disk.files import append_line
 from jobs.events import Event, JobCancelRequested, JobPauseRequested, ModelLoaded
 from jobs.state import Status
-from tests.facts import facts_of, reasons
 from tests.faults.conftest import (
     MakeJob,
     Undisturbed,
@@ -25,7 +24,7 @@ from tests.faults.conftest import (
     runs_again,
     small_job,
 )
-from tests.processes import (
+from tests.support.processes import (
     asked_at,
     end_within,
     evaluating,
@@ -37,7 +36,8 @@ from tests.processes import (
     stepping,
     worker_of,
 )
-from tests.stack import ROLES, Stack
+from tests.support.samples import facts_of, reasons
+from tests.support.stack import ROLES, Stack
 
 GONE_S = 60.0
 """Who dies with a parent is gone long before, however busy the machine; who does not, stays."""

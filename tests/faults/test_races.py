@@ -29,7 +29,7 @@ from jobs.redis.store import Store, StoredJob
 from jobs.spec import parse_spec
 from jobs.state import Stage, Status
 from service.jobs.actions import Actions
-from tests.states import QUEUED, STARTED
+from tests.support.samples import QUEUED, STARTED
 from worker.ending import ending
 from worker.reconcile import Reconciler
 

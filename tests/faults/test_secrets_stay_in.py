@@ -20,11 +20,10 @@ from jobs.process.keys import new_key
 from jobs.process.secrets import register
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
-from tests.heartbeats import heartbeat
-from tests.processes import of_stack
-from tests.redis_server import compose_rules
-from tests.stack import ROOT, Stack, tiny_job
-from tests.summaries import checked, prepared
+from tests.support.processes import of_stack
+from tests.support.redis_server import compose_rules
+from tests.support.samples import checked, heartbeat, prepared
+from tests.support.stack import ROOT, Stack, tiny_job
 
 KEY, LINE = new_key("anna")
 PLANTED = {

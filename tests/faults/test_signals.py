@@ -15,7 +15,6 @@ from jobs.events import ModelLoaded
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
 from jobs.state import Status
-from tests.facts import facts_of, reasons
 from tests.faults.conftest import (
     MakeJob,
     Undisturbed,
@@ -24,7 +23,7 @@ from tests.faults.conftest import (
     losses,
     small_job,
 )
-from tests.processes import (
+from tests.support.processes import (
     alive,
     continue_once_asked,
     evaluating,
@@ -36,8 +35,9 @@ from tests.processes import (
     thaw,
     trainers,
 )
-from tests.shared_stack import succeeds
-from tests.stack import ROOT, Stack
+from tests.support.samples import facts_of, reasons
+from tests.support.shared_stack import succeeds
+from tests.support.stack import ROOT, Stack
 from worker.training.checkpoints.checkpoint import verify
 
 OVERFITS = {

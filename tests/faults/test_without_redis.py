@@ -15,7 +15,6 @@ from jobs.redis.connection import connect
 from jobs.redis.store import Store, StoredJob
 from jobs.spec import parse_spec
 from jobs.state import Stage, Status
-from tests.facts import reasons
 from tests.faults.conftest import (
     LiveReader,
     MakeJob,
@@ -24,9 +23,9 @@ from tests.faults.conftest import (
     assert_as_if_nothing_had_happened,
     small_job,
 )
-from tests.processes import continue_once_asked, freeze, stepping, thaw
-from tests.stack import Stack
-from tests.summaries import checked, prepared
+from tests.support.processes import continue_once_asked, freeze, stepping, thaw
+from tests.support.samples import checked, prepared, reasons
+from tests.support.stack import Stack
 from worker.training.checkpoints.checkpoint import verify
 
 

@@ -10,8 +10,8 @@ from jobs.disk.event_log import event_line
 from jobs.disk.rundir import RunDir
 from jobs.events import Event
 from jobs.version import FORMAT
-from tests.conftest import ROWS
-from tests.stack import Stack, tiny_job
+from tests.support.recipes import ROWS
+from tests.support.stack import Stack, tiny_job
 
 KEPT = ("spec.json", "plan.json", "metrics.jsonl", "attempts")
 NEUTRAL = "/srv/longhaul"

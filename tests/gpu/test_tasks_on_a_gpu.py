@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from jobs.spec import LoraMethod
-from tests.summaries import dataset_summary
+from tests.support.samples import dataset_summary
 from tests.training.tasks.causal import families as causal
 from tests.training.tasks.classification import families as classification
 from tests.training.tasks.seq2seq.comparison import make_model

@@ -27,10 +27,7 @@ from jobs.redis.workers import lease_token
 from jobs.spec import JobSpec, ResourcesSpec, parse_spec
 from jobs.state import Stage
 from jobs.text.units import GIB
-from tests.heartbeats import heartbeat
-from tests.memory_plans import memory_plan
-from tests.states import STARTED
-from tests.summaries import checked, prepared, time_summary
+from tests.support.samples import STARTED, checked, heartbeat, memory_plan, prepared, time_summary
 from worker.planned_gpu import planned_gpu
 
 SMALL = GpuFacts("NVIDIA GeForce RTX 4090", 24_564 * 2**20)

@@ -17,8 +17,8 @@ import pytest
 import requests
 
 from jobs.process.logs import JOB, JsonLines, TextLines, about, last_error, log_format
-from tests.redis_server import free_port
 from tests.service.running import running
+from tests.support.redis_server import free_port
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_" + "a1B2c3D4" * 4

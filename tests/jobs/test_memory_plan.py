@@ -9,8 +9,7 @@ from jobs.memory_plan import DiskPlan, MemoryPlan, layers
 from jobs.plan import Resolved
 from jobs.record import fold
 from jobs.text.units import GIB
-from tests.memory_plans import PARTS, memory_plan
-from tests.summaries import checked, prepared
+from tests.support.samples import PARTS, checked, memory_plan, prepared
 
 
 def test_a_plan_in_one_line() -> None:

@@ -28,10 +28,7 @@ from jobs.redis.queries import Filter
 from jobs.redis.store import Store
 from jobs.spec import parse_spec
 from jobs.state import Stage, Status
-from tests.heartbeats import heartbeat
-from tests.metric_rows import metric_row
-from tests.states import STARTED
-from tests.summaries import checked, prepared, time_summary
+from tests.support.samples import STARTED, checked, heartbeat, metric_row, prepared, time_summary
 
 ROW = metric_row(5)
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from jobs.events import AttemptEnded, Fault
 from jobs.reasons import Reason
-from tests.stack import ROOT
+from tests.support.stack import ROOT
 
 
 @pytest.mark.parametrize(

@@ -41,10 +41,8 @@ from jobs.metrics import MetricRow
 from jobs.record import JobRecord, fold
 from jobs.spec import parse_spec
 from jobs.state import Requested, Stage, Status
-from tests.disk_room import longest_file
-from tests.metric_rows import read_lines
-from tests.states import QUEUED, STARTED
-from tests.summaries import checked, prepared
+from tests.support.machine import longest_file
+from tests.support.samples import QUEUED, STARTED, checked, prepared, read_lines
 
 SPEC = parse_spec({"data": {"train": "rows.jsonl"}})
 

@@ -19,7 +19,7 @@ from jobs.redis.connection import Scripts, connect
 from jobs.redis.store import Store
 from jobs.spec import parse_spec
 from jobs.state import Stage, Status
-from tests.states import QUEUED, STARTED
+from tests.support.samples import QUEUED, STARTED
 
 SPEC = parse_spec({"data": {"train": "rows.jsonl"}})
 

@@ -21,9 +21,7 @@ from jobs.redis.workers import lease_token
 from jobs.spec import parse_spec
 from jobs.state import Stage
 from jobs.text.units import GIB
-from tests.heartbeats import heartbeat
-from tests.memory_plans import memory_plan
-from tests.summaries import checked, prepared, time_summary
+from tests.support.samples import checked, heartbeat, memory_plan, prepared, time_summary
 
 SPEC = parse_spec({"data": {"train": "rows.jsonl"}})
 FACTS = GpuFacts("NVIDIA A", 24 * GIB)

@@ -16,7 +16,7 @@ from jobs.errors import UserError
 from jobs.plan import resolve
 from jobs.spec import EarlyStoppingSpec, JobSpec, WandbSpec, parse_spec
 from jobs.wrong_spec import KEYS_OF_A_JOB
-from tests.memory_plans import memory_plan
+from tests.support.samples import memory_plan
 
 LEAST: dict[str, Any] = {"data": {"train": "rows.jsonl"}}
 

@@ -13,8 +13,8 @@ from jobs.redis.connection import connect
 from jobs.redis.store import Store
 from jobs.redis.workers import Workers, lease_token
 from jobs.state import Stage
-from tests.heartbeats import H200, heartbeat
-from tests.redis_server import RedisServer
+from tests.support.redis_server import RedisServer
+from tests.support.samples import H200, heartbeat
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from longhaul.main import main
-from tests.redis_server import RedisServer
 from tests.service.running import Service, running
+from tests.support.redis_server import RedisServer
 
 Run = Callable[..., Any]
 

@@ -13,10 +13,9 @@ import requests
 from jobs.events import JobCancelled
 from longhaul import ApiError, Longhaul, Unreachable
 from longhaul.main import main
-from tests.fakes import FakeServer, Reply
-from tests.heartbeats import heartbeat
-from tests.metric_rows import metric_row
 from tests.service.running import TINY, Service
+from tests.support.fakes import FakeServer, Reply
+from tests.support.samples import heartbeat, metric_row
 
 
 def test_errors_are_typed(service: Service) -> None:

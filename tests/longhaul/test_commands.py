@@ -24,14 +24,11 @@ from longhaul import Longhaul
 from longhaul.main import main
 from longhaul.result_tables import print_checkpoints, print_workers
 from longhaul.tables import print_jobs
-from tests.disk_room import longest_file
-from tests.facts import facts_of
-from tests.heartbeats import heartbeat
 from tests.longhaul.conftest import Run
-from tests.metric_rows import metric_row
 from tests.service.running import Service
 from tests.service.seeded import seed_sweep
-from tests.summaries import checked, dataset_report, prepared
+from tests.support.machine import longest_file
+from tests.support.samples import checked, dataset_report, facts_of, heartbeat, metric_row, prepared
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REFERENCE = REPOSITORY / "docs" / "reference" / "job.md"

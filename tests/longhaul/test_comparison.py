@@ -21,7 +21,7 @@ from longhaul.main import main
 from tests.jobs.comparison.test_compare import job, refused
 from tests.service.running import Service
 from tests.service.test_comparisons import trained
-from tests.stack import Stack, tiny_job
+from tests.support.stack import Stack, tiny_job
 
 
 def shown(found: Comparison, width: int) -> str:

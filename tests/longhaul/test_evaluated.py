@@ -8,7 +8,7 @@ from jobs.events import AttemptEnded, AttemptStarted, EvaluationFinished, JobQue
 from jobs.verdict import ConfidenceInterval
 from longhaul.main import main
 from tests.service.running import Service
-from tests.summaries import checked, prepared
+from tests.support.samples import checked, prepared
 
 OF_TRAINING = ("at first", "best", "before training", "training loss", "training time", "Curves", "of step", "at step")
 

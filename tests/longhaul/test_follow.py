@@ -9,9 +9,9 @@ import pytest
 from jobs.events import JobCancelled
 from longhaul import Longhaul
 from longhaul.main import main
-from tests.redis_server import free_port
 from tests.service.running import running
-from tests.summaries import checked
+from tests.support.redis_server import free_port
+from tests.support.samples import checked
 
 
 def test_events_go_on_after_a_restart_of_the_service(redis_url: str, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from longhaul.children import RESTARTS, ChildProcess
 from longhaul.jobfile import BadInput
 from longhaul.local import ROLES, LocalHome, free_port
 from longhaul.main import main
-from tests.local import Local, until
-from tests.processes import alive, descendants
+from tests.support.local import Local, until
+from tests.support.processes import alive, descendants
 
 
 def test_a_home_that_others_use_too_stays_open_and_what_is_ours_in_it_does_not(tmp_path: Path) -> None:

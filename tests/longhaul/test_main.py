@@ -35,11 +35,10 @@ from jobs.events import (
 from longhaul.api import Longhaul
 from longhaul.main import main
 from longhaul.watch import watch
-from tests.metric_rows import metric_row
-from tests.redis_server import free_port
 from tests.service.running import TINY, Service
-from tests.stack import ROOT
-from tests.summaries import checked, prepared, time_summary
+from tests.support.redis_server import free_port
+from tests.support.samples import checked, metric_row, prepared, time_summary
+from tests.support.stack import ROOT
 
 NEEDED = "about 2.0 h at the nominal peak of an RTX 5090 (about 5.0 h expected)"
 TIME = time_summary(hours_at_limit=2.0, hours_expected=5.0, text=NEEDED)

@@ -20,9 +20,9 @@ from longhaul.main import main
 from longhaul.plan import print_plan
 from longhaul.preview import print_preview
 from longhaul.tables import print_job
-from tests.memory_plans import memory_plan
-from tests.previews import preview as make_preview
-from tests.stack import Stack, tiny_job
+from tests.support.samples import memory_plan
+from tests.support.samples import preview as make_preview
+from tests.support.stack import Stack, tiny_job
 
 
 @pytest.fixture

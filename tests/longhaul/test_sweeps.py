@@ -26,8 +26,8 @@ from longhaul.sweep_watch import watch_sweep
 from tests.longhaul.conftest import Run
 from tests.service.running import Service
 from tests.service.seeded import seed_sweep, start_trial
-from tests.stack import ROOT
-from tests.states import RUNNING
+from tests.support.samples import RUNNING
+from tests.support.stack import ROOT
 
 SWEEP: dict[str, Any] = {
     "name": "tickets",

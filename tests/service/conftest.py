@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.redis_server import RedisServer
 from tests.service.running import Service, running
+from tests.support.redis_server import RedisServer
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from jobs.disk.rundir import RunDir
 from jobs.redis.connection import connect
 from jobs.redis.queue import Tickets
 from tests.service.running import Service
-from tests.states import QUEUED
+from tests.support.samples import QUEUED
 from worker.reconcile import Reconciler
 
 

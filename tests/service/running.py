@@ -21,8 +21,8 @@ from jobs.redis.store import Store
 from service.edge.connections import LIMITS
 from service.main import create_app
 from service.settings import ServiceSettings
-from tests.redis_server import free_port
 from tests.service.contract import Contract, document_of_the_service
+from tests.support.redis_server import free_port
 
 TINY: dict[str, Any] = {"name": "tiny", "model": "builtin:t5-tiny", "data": {"train": "rows.jsonl"}}
 

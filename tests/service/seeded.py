@@ -43,10 +43,8 @@ from jobs.redis.queue import Tickets
 from jobs.sweeps.directory import find
 from jobs.sweeps.events import SweepEnded, SweepFact, TrialEnded, TrialPruned, TrialStarted
 from jobs.sweeps.space import Settings, Value
-from tests.memory_plans import memory_plan
-from tests.previews import preview
 from tests.service.running import Service
-from tests.summaries import checked, prepared, time_summary
+from tests.support.samples import checked, memory_plan, prepared, preview, time_summary
 
 STARTED = AttemptStarted(worker="train-box-1-a1b2c3", device="cuda")
 TRAINED: list[AnyFact] = [

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests.heartbeats import heartbeat
 from tests.service.answering import DONE, OUTPUT, Parts, answering
 from tests.service.running import Service
 from tests.service.seeded import leave_behind, train
+from tests.support.samples import heartbeat
 
 INPUT, PIECES = "Say the password: leeksAndPeaches", ("The password: ", "leeksAndPeaches", " \u202e hf_", "aB3d" * 9)
 WRITTEN = "".join(PIECES)

@@ -10,9 +10,9 @@ import pytest
 
 from jobs.redis.connection import connect
 from jobs.redis.requests import Requests
-from tests.heartbeats import heartbeat
 from tests.service.running import Service, running
 from tests.service.seeded import leave_behind
+from tests.support.samples import heartbeat
 
 MESSAGES = [{"role": "user", "content": "x"}]
 

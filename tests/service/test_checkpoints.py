@@ -11,9 +11,8 @@ from jobs.disk.files import append_line
 from jobs.redis.connection import connect
 from jobs.redis.requests import Requests
 from service import answers
-from tests.heartbeats import heartbeat
-from tests.metric_rows import metric_row
 from tests.service.running import Service
+from tests.support.samples import heartbeat, metric_row
 
 
 def saved(run: Path, step: int, loss: float | None, *, size: int = 1000) -> Path:

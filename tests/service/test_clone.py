@@ -11,7 +11,7 @@ from jobs.redis.queue import Tickets
 from jobs.state import Stage
 from service.jobs.submissions import merge_patch
 from tests.service.running import Service
-from tests.states import STATES
+from tests.support.samples import STATES
 
 ODD = {
     "name": "odd",

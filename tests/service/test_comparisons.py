@@ -15,10 +15,9 @@ from jobs.events import AttemptEnded, AttemptStarted, Fault, JobFailed, JobQueue
 from jobs.memory_plan import MemoryPlan
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from tests.jobs.comparison.test_settings import LORA, VALUES
-from tests.memory_plans import PARTS, memory_plan
 from tests.service.running import Service
 from tests.service.seeded import row
-from tests.summaries import checked, prepared
+from tests.support.samples import PARTS, checked, memory_plan, prepared
 
 ROWS = DataPlan(train="rows.jsonl", input="x", target="y", rows=64)
 

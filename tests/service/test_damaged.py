@@ -17,7 +17,7 @@ from jobs.state import DAMAGED, Stage, Status
 from service.answers import ShownStatus
 from tests.service.damage import destroyed_line, half_a_plan, half_a_spec, no_events, queued, reconciler
 from tests.service.running import Service
-from tests.states import QUEUED, stumble_over
+from tests.support.samples import QUEUED, stumble_over
 from worker.reconcile import Reconciler
 
 

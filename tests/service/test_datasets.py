@@ -23,12 +23,12 @@ import pytest
 from jobs.data_names import DATA_SUFFIXES
 from service import answers
 from service.files import uploads
-from tests.processes import highest_memory
 from tests.service.raw import begin, exchange, finish
 from tests.service.running import Service, running
 from tests.sinks.driving import until
-from tests.stack import Stack
-from tests.summaries import dataset_report
+from tests.support.processes import highest_memory
+from tests.support.samples import dataset_report
+from tests.support.stack import Stack
 
 ROWS = b'{"input": "a", "target": "b"}\n' * 1000
 

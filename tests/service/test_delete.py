@@ -14,9 +14,9 @@ from jobs.redis.connection import connect
 from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
 from jobs.state import Stage
-from tests.redis_server import RedisServer
 from tests.service.running import TINY, Service, running
-from tests.states import STATES
+from tests.support.redis_server import RedisServer
+from tests.support.samples import STATES
 from worker.reconcile import Reconciler
 
 

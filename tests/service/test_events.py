@@ -18,13 +18,12 @@ from jobs.events import CheckpointSaved, Event, JobCancelled, JobCancelRequested
 from jobs.redis.connection import connect
 from jobs.redis.store import ALL_EVENTS, Store, events_key
 from service.reading.stream import frame
-from tests.redis_server import RedisServer
 from tests.service.running import TINY, Service, running
 from tests.service.scraping import figure, scrape
 from tests.sinks.driving import until
-from tests.stack import Stack
-from tests.states import RUNNING
-from tests.summaries import checked
+from tests.support.redis_server import RedisServer
+from tests.support.samples import RUNNING, checked
+from tests.support.stack import Stack
 
 
 def test_the_list_has_pages(service: Service) -> None:

@@ -21,11 +21,11 @@ import pytest
 
 from service import answers
 from service.edge import connections
-from tests.processes import highest_memory
 from tests.service.raw import begin, exchange
 from tests.service.running import Service
 from tests.sinks.driving import until
-from tests.stack import Stack, tiny_job
+from tests.support.processes import highest_memory
+from tests.support.stack import Stack, tiny_job
 
 SECRET = b"not yours"
 

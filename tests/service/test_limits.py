@@ -10,8 +10,8 @@ import requests
 
 from service.edge import limits
 from service.edge.limits import Buckets, address
-from tests.clock import Clock
 from tests.service.running import Service, running
+from tests.support.machine import Clock
 
 KEY = "k" * 40
 RATE = 3.0

@@ -10,12 +10,10 @@ from jobs.events import AttemptStarted, DiskLow, JobQueued
 from jobs.redis.connection import connect
 from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
-from tests.heartbeats import heartbeat
-from tests.metric_rows import metric_row
 from tests.service.running import TINY, Service
 from tests.service.scraping import figure, scrape
 from tests.service.seeded import STARTED, leave_behind, train
-from tests.summaries import checked, prepared, time_summary
+from tests.support.samples import checked, heartbeat, metric_row, prepared, time_summary
 from worker.reconcile import Reconciler
 
 

@@ -13,7 +13,7 @@ from jobs.events import JobCancelled
 from service.reading import trainer_log
 from service.reading.trainer_log import TrainerLog
 from tests.service.running import Service
-from tests.states import RUNNING
+from tests.support.samples import RUNNING
 
 TOKEN = "hf_" + "a1B2c3D4" * 4
 

@@ -6,7 +6,7 @@ import pytest
 
 from jobs.events import AttemptEnded, AttemptStarted, Fault, JobFailed, JobQueued, JobSucceeded, JobValidated
 from tests.service.running import Service
-from tests.summaries import checked, prepared
+from tests.support.samples import checked, prepared
 
 STARTED = (checked(), prepared(4), JobQueued(), AttemptStarted(worker="w", device="cpu"))
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from jobs.redis.connection import connect
 from jobs.redis.requests import Requests
-from tests.heartbeats import beating
 from tests.service.fuzzing import fuzz
 from tests.service.running import running
 from tests.service.seeded import seed
+from tests.support.samples import beating
 
 EXAMPLES = 15
 """Of each operation; benchmarks/schemathesis_full.py has many more."""

@@ -6,10 +6,8 @@ import json
 
 from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
 from jobs.preview import DataPreview, RowPreview, TextPreview
-from tests.memory_plans import memory_plan
-from tests.previews import preview
 from tests.service.running import Service
-from tests.summaries import checked, prepared, time_summary
+from tests.support.samples import checked, memory_plan, prepared, preview, time_summary
 
 
 def test_a_plan_is_shown_as_it_is_stored(service: Service) -> None:

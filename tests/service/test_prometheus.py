@@ -20,13 +20,11 @@ from jobs.metrics import MetricRow
 from jobs.redis.connection import connect
 from jobs.redis.gauges import Gauges
 from jobs.state import Stage
-from tests.heartbeats import H200, heartbeat
-from tests.metric_rows import metric_row
-from tests.redis_server import RedisServer
 from tests.service.running import Service, running
 from tests.service.scraping import figure, scrape, scraped
 from tests.sinks.driving import until
-from tests.summaries import checked, prepared
+from tests.support.redis_server import RedisServer
+from tests.support.samples import H200, checked, heartbeat, metric_row, prepared
 
 ROOT = Path(__file__).resolve().parents[2]
 TO_QUEUE = (checked(), prepared(900), JobQueued())

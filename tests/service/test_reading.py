@@ -13,10 +13,9 @@ import requests
 
 from jobs.events import AttemptEnded, AttemptStarted, DeviceWaiting, JobQueued
 from service.settings import ServiceSettings, read_settings
-from tests.metric_rows import metric_row
-from tests.redis_server import RedisServer
 from tests.service.running import TINY, Service, running
-from tests.summaries import check_summary, checked, prepared, time_summary
+from tests.support.redis_server import RedisServer
+from tests.support.samples import check_summary, checked, metric_row, prepared, time_summary
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -22,10 +22,9 @@ from jobs.events import (
 from jobs.redis.connection import connect
 from jobs.redis.queue import Tickets
 from jobs.state import Stage
-from tests.plans import write_plan
 from tests.service.damage import destroyed, destroyed_line, half_a_plan, half_a_spec, no_events, queued, reconciler
 from tests.service.running import TINY, Service
-from tests.states import QUEUED
+from tests.support.samples import QUEUED, write_plan
 
 SAVED = CheckpointSaved(step=5, path="checkpoints/step-00000005", bytes=1, seconds=0.1)
 RUNNING: list[AnyFact] = [AttemptStarted(worker="w", device="cpu"), SAVED, JobPauseRequested()]

@@ -12,8 +12,8 @@ from jobs.disk.metrics_file import truncate_metrics
 from jobs.metrics import MetricRow
 from service.reading import metric_series
 from service.reading.metric_series import FIELDS, Series, SeriesCache, chosen
-from tests.metric_rows import metric_row
 from tests.service.running import Service
+from tests.support.samples import metric_row
 
 
 def write(file: Path, rows: list[MetricRow]) -> None:

@@ -8,11 +8,9 @@ from jobs.events import AttemptEnded, CheckpointSaved, Fault, JobCancelled, JobP
 from jobs.redis.connection import connect
 from jobs.redis.queue import Tickets
 from jobs.state import Stage
-from tests.disk_room import longest_file
-from tests.facts import facts_of
-from tests.metric_rows import metric_row
 from tests.service.running import Service
-from tests.states import QUEUED, RUNNING, STATES
+from tests.support.machine import longest_file
+from tests.support.samples import QUEUED, RUNNING, STATES, facts_of, metric_row
 from worker.reconcile import Reconciler
 
 ROW = metric_row(4)

@@ -16,8 +16,8 @@ from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
 from jobs.state import Stage
 from service.jobs.submissions import Submissions
-from tests.redis_server import RedisServer
 from tests.service.running import TINY, Service, running
+from tests.support.redis_server import RedisServer
 
 
 def test_a_job_is_on_disk_in_redis_and_has_a_ticket(service: Service) -> None:

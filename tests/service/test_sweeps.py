@@ -17,7 +17,7 @@ from jobs.sweeps.directory import SweepDir, find
 from jobs.sweeps.events import SweepEnded, SweepFact, TrialEnded, TrialRetried, TrialStarted
 from tests.service.running import TINY, Service
 from tests.service.seeded import seed_sweep, start_trial
-from tests.states import DONE, QUEUED, RUNNING
+from tests.support.samples import DONE, QUEUED, RUNNING
 
 SWEEP: dict[str, Any] = {
     "job": {"model": "builtin:t5-tiny", "data": {"train": "rows.jsonl"}},

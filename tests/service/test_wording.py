@@ -19,7 +19,7 @@ from jobs.events import (
 )
 from jobs.reasons import Reason
 from service.answers.wording import level, sentence
-from tests.summaries import prepared
+from tests.support.samples import prepared
 
 BARE = OomRecovered(step=1234, micro_batch_before=8, micro_batch_after=4, message="no", milliseconds_lost=812.5)
 

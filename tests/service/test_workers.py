@@ -13,7 +13,7 @@ from jobs.heartbeat import WorkerHeartbeat
 from jobs.redis.workers import lease_token
 from jobs.state import Stage
 from tests.service.running import TINY, Service
-from tests.summaries import checked, prepared
+from tests.support.samples import checked, prepared
 
 TRAIN_0: dict[str, Any] = {
     "name": "train-0", "pid": 7, "stage": "train", "queue": "longhaul-train", "healthy": True, "why": None,

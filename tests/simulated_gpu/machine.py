@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from jobs.disk.rundir import RunDir
-from tests.local import ROOT, Local, until
 from tests.simulated_gpu.trainers import WITHIN_S
+from tests.support.local import ROOT, Local, until
 
 FIRST, SECOND = (f"GPU-51a00000-0000-4000-8000-{number:012}" for number in range(2))
 JOB: dict[str, Any] = {

@@ -16,8 +16,8 @@ from jobs.attempt import Heartbeat
 from jobs.disk.rundir import RunDir
 from jobs.events import DeviceWaiting
 from jobs.reasons import Reason
-from tests.local import until
 from tests.simulated_gpu.trainers import WITHIN_S, train, training
+from tests.support.local import until
 from tests.training.attempts import checkpoints, facts, finished
 from tests.training.conftest import MakeRun
 from worker.gpu import NoGpu, usable_gpu

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.local import ROOT
+from tests.support.local import ROOT
 
 pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(1200)]
 

@@ -9,10 +9,10 @@ import pytest
 from jobs.disk.rundir import RunDir
 from jobs.events import AttemptEnded, AttemptStarted, MemoryPlanned
 from jobs.reasons import Reason
-from tests.facts import facts_of
 from tests.simulated_gpu.machine import FIRST as SMALL
 from tests.simulated_gpu.machine import SECOND as LARGE
 from tests.simulated_gpu.machine import Machine
+from tests.support.samples import facts_of
 
 pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(1200)]
 GPUS = {

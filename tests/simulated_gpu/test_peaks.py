@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.local import ROOT
+from tests.support.local import ROOT
 
 pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(1200)]
 

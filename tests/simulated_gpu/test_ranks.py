@@ -18,9 +18,9 @@ import pytest
 
 from jobs.disk.rundir import RunDir
 from jobs.events import AttemptEnded, AttemptStarted, ModelLoaded
-from tests.facts import facts_of
-from tests.local import ROOT, Local, until
 from tests.simulated_gpu.test_sharded import LARGE
+from tests.support.local import ROOT, Local, until
+from tests.support.samples import facts_of
 from tests.training.conftest import write_model
 from worker.training.ranks.group import TEST_GLOO
 

@@ -14,9 +14,9 @@ from jobs.gpus import GpuFacts
 from jobs.memory_plan import TEST_LIMIT
 from jobs.text.units import MIB
 from longhaul.answers import TrialDict
-from tests.facts import facts_of
 from tests.simulated_gpu.machine import JOB as USUAL
 from tests.simulated_gpu.machine import Machine
+from tests.support.samples import facts_of
 from worker.training.planning.memory_plan import CONTEXT_BYTES
 
 pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(1200)]

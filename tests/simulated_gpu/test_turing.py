@@ -17,9 +17,9 @@ from jobs.gpus import GpuFacts
 from jobs.metrics import MetricRow
 from jobs.reasons import Reason
 from jobs.text.units import MIB
-from tests.local import ROOT
-from tests.metric_rows import read_lines
 from tests.simulated_gpu.trainers import TURING, train
+from tests.support.local import ROOT
+from tests.support.samples import read_lines
 from tests.training.attempts import facts, finished
 from tests.training.conftest import MakeRun
 from tests.training.workplace import Workplace, pairs

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fakes import FakeDiscord
+from tests.support.fakes import FakeDiscord
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from typing import Any
 
 from jobs.events import AttemptEnded, OomRecovered, Sample
 from jobs.reasons import Reason
-from tests.clock import Clock
-from tests.fakes import FakeDiscord, Message
 from tests.sinks import story
+from tests.support.fakes import FakeDiscord, Message
+from tests.support.machine import Clock
 from worker.feed import SinkFeed
 from worker.sinks.discord.options import DiscordOptions
 from worker.sinks.discord.sink import DiscordSink

@@ -24,7 +24,7 @@ from jobs.events import (
 from jobs.metrics import MetricRow
 from jobs.spec import JobSpec
 from jobs.verdict import Verdict
-from tests.summaries import checked, prepared, time_summary
+from tests.support.samples import checked, prepared, time_summary
 
 STEPS = 400
 LOADED = ModelLoaded(

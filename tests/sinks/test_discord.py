@@ -37,12 +37,11 @@ from jobs.events import (
 )
 from jobs.reasons import Reason
 from jobs.verdict import BaseDifference, ConfidenceInterval, Verdict
-from tests.clock import Clock
-from tests.fakes import FakeDiscord, Message
-from tests.memory_plans import memory_plan
 from tests.sinks import story
 from tests.sinks.driving import closed
-from tests.summaries import checked, prepared, time_summary
+from tests.support.fakes import FakeDiscord, Message
+from tests.support.machine import Clock
+from tests.support.samples import checked, memory_plan, prepared, time_summary
 from worker.feed import SinkFeed
 from worker.sinks.discord import embeds
 from worker.sinks.discord.options import DiscordOptions

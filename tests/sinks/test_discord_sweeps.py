@@ -12,9 +12,9 @@ from jobs.sweeps import directory
 from jobs.sweeps.directory import SweepDir
 from jobs.sweeps.events import Outcome, SweepEnded, SweepSubmitted, TrialEnded, TrialStarted
 from jobs.sweeps.spec import parse_sweep
-from tests.clock import Clock
-from tests.fakes import FakeDiscord
 from tests.sinks.driving import publishing, until
+from tests.support.fakes import FakeDiscord
+from tests.support.machine import Clock
 from worker.feed import read_cursor
 from worker.sinks.discord.options import DiscordOptions
 from worker.sinks.discord.sink import DiscordSink

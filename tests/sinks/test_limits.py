@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fakes import discord_problems
+from tests.support.fakes import discord_problems
 from worker.sinks.discord.limits import Embed, cut, fit, size
 
 

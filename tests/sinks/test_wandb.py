@@ -24,9 +24,6 @@ from jobs.events import (
     JobResumed,
     OomRecovered,
 )
-from tests.fakes import WANDB_KEY, FakeDiscord, FakeWandb
-from tests.plans import write_plan
-from tests.processes import alive
 from tests.service.damage import destroyed
 from tests.sinks import story
 from tests.sinks.driving import closed, publishing, until
@@ -40,6 +37,9 @@ from tests.sinks.wandb_runs import (
     sync,
     wandb_children,
 )
+from tests.support.fakes import WANDB_KEY, FakeDiscord, FakeWandb
+from tests.support.processes import alive
+from tests.support.samples import write_plan
 from worker.feed import read_cursor
 from worker.sinks.base import Sink
 from worker.sinks.discord.sink import DiscordSink

@@ -13,11 +13,11 @@ import pytest
 
 from jobs.disk.rundir import RunDir
 from jobs.events import AttemptEnded, AttemptStarted, JobPaused, JobPauseRequested, JobResumed
-from tests.fakes import WANDB_KEY, FakeWandb
-from tests.processes import alive
 from tests.sinks import story
 from tests.sinks.driving import closed, publishing, until
 from tests.sinks.wandb_runs import child, expected, history, offline_files, publish_in_a_process, sync, wandb_children
+from tests.support.fakes import WANDB_KEY, FakeWandb
+from tests.support.processes import alive
 from worker.feed import read_cursor
 from worker.sinks.wandb.sink import WandbSink
 

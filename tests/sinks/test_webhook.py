@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from jobs.errors import UserError
-from tests.clock import Clock
-from tests.fakes import FakeDiscord
+from tests.support.fakes import FakeDiscord
+from tests.support.machine import Clock
 from worker.sinks.base import Disabled, Later
 from worker.sinks.discord.gone import GoneFile
 from worker.sinks.discord.limits import Payload

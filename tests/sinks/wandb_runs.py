@@ -13,10 +13,10 @@ from typing import Any
 
 from jobs.disk.rundir import RunDir
 from jobs.process.lifeline import tied_to_parent
-from tests.fakes import WANDB_KEY, FakeWandb
-from tests.processes import children
 from tests.sinks import story
-from tests.stack import ROOT
+from tests.support.fakes import WANDB_KEY, FakeWandb
+from tests.support.processes import children
+from tests.support.stack import ROOT
 
 LEET = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json"]
 

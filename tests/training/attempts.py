@@ -12,7 +12,7 @@ from jobs.attempt import Finished, Noted, TrainResult
 from jobs.disk.rundir import RunDir
 from jobs.events import AnyFact
 from jobs.metrics import MetricRow
-from tests.metric_rows import read_lines
+from tests.support.samples import read_lines
 from worker.training.journal import Journal
 from worker.training.settings import TrainerSettings
 from worker.training.stop import StopSignal

@@ -21,7 +21,7 @@ from jobs.disk.rundir import RunDir, create
 from jobs.events import JobSubmitted
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.spec import JobSpec, parse_spec
-from tests.summaries import dataset_summary
+from tests.support.samples import dataset_summary
 from tests.training.stepping import Noting
 from tests.training.workplace import SHARED_DATA, Workplace
 from worker.training.dataset.data import PreparedDataset, Rows, Writer

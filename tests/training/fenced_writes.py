@@ -18,7 +18,7 @@ from jobs.disk.rundir import RunDir
 from jobs.events import AttemptEnded, AttemptStarted, JobQueued
 from jobs.reasons import Reason
 from jobs.spec import CheckpointSpec
-from tests.metric_rows import metric_row
+from tests.support.samples import metric_row
 from worker.training.checkpoints.checkpoint import OPTIMIZER, WEIGHTS, TrainState
 from worker.training.checkpoints.saving import write
 from worker.training.checkpoints.tensorfile import WriteProgress

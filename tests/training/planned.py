@@ -6,7 +6,7 @@ from typing import Any
 
 from jobs.memory_plan import MemoryPlan
 from jobs.text.units import GIB
-from tests.memory_plans import memory_plan
+from tests.support.samples import memory_plan
 from worker.training.planning.alternatives import Alternatives
 from worker.training.planning.budget import Budget
 from worker.training.planning.prediction import Setting

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from jobs.errors import NonFinite, OutOfMemory
-from tests.summaries import dataset_summary
+from tests.support.samples import dataset_summary
 from tests.training.attempts import StopAt
 from tests.training.conftest import VALIDATION_ROWS, VOCABULARY, batches_of, tiny_spec
 from tests.training.contexts import training_context

@@ -14,7 +14,7 @@ from jobs.disk.rundir import RunDir, create
 from jobs.events import AttemptEnded, AttemptStarted, JobQueued, JobSubmitted
 from jobs.reasons import Reason
 from jobs.spec import parse_spec
-from tests.summaries import checked, prepared
+from tests.support.samples import checked, prepared
 from tests.training import fenced_writes
 from tests.training.fenced_writes import take_over
 from tests.training.forked import fork

@@ -17,7 +17,7 @@ from jobs.disk.rundir import RunDir
 from jobs.events import EvaluationFinished
 from jobs.plan import SourcePlan
 from jobs.version import VERSION
-from tests.summaries import dataset_summary
+from tests.support.samples import dataset_summary
 from tests.training.attempts import attempt, facts
 from tests.training.conftest import VOCABULARY, MakeRun
 from tests.training.snippets import blocks, run_snippet

@@ -14,7 +14,7 @@ from jobs.attempt import Heartbeat
 from jobs.disk.rundir import RunDir
 from jobs.events import CheckpointSaved, EvaluationFinished, StepsCorrected
 from jobs.spec import parse_spec
-from tests.clock import Clock
+from tests.support.machine import Clock
 from tests.training.attempts import attempt, checkpoints, facts, finished, logged, same_tensors
 from tests.training.conftest import MakeRun
 from tests.training.contexts import plan_of

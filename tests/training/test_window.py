@@ -10,8 +10,8 @@ import torch
 
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.spec import parse_spec
-from tests.clock import Clock
-from tests.metric_rows import metric_row
+from tests.support.machine import Clock
+from tests.support.samples import metric_row
 from tests.training.gpu_stand_in import UUID, library
 from tests.training.stepping import step_result
 from worker.training.gpu_speed import GpuSpeed

@@ -20,7 +20,7 @@ from jobs.events import JobSubmitted
 from jobs.memory_plan import MemoryPlan
 from jobs.reasons import Reason
 from jobs.spec import parse_spec
-from tests.memory_plans import memory_plan
+from tests.support.samples import memory_plan
 from worker.training.check import check
 from worker.training.dataset.data import PreparedDataset
 from worker.training.journal import Journal

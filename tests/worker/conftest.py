@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from jobs.disk.rundir import list_runs
-from tests.recipes import write_recipes
-from tests.stack import Stack
+from tests.support.recipes import write_recipes
+from tests.support.stack import Stack
 
 
 @pytest.fixture(scope="session")

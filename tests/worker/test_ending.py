@@ -35,9 +35,7 @@ from jobs.events import (
 from jobs.reasons import RESTART_DELAYS_S, Reason
 from jobs.spec import parse_spec
 from jobs.state import Requested, Stage
-from tests.facts import facts_of
-from tests.states import STARTED
-from tests.summaries import checked, prepared
+from tests.support.samples import STARTED, checked, facts_of, prepared
 from worker.ending import ending
 from worker.supervise import stage_outcome
 

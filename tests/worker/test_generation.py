@@ -19,7 +19,7 @@ from jobs.redis.requests import Request, Requests, answer_key
 from jobs.redis.store import Store
 from jobs.redis.workers import lease_token
 from jobs.state import Stage
-from tests.heartbeats import H200, heartbeat
+from tests.support.samples import H200, heartbeat
 from worker import generation
 from worker.child import ChildGone
 from worker.generation import NO_GPU, TRAINS, UNKNOWN, WAITS, GenerationHandler, Place, place_for

@@ -16,11 +16,9 @@ from jobs.redis.connection import connect
 from jobs.redis.store import Store
 from jobs.spec import JobSpec, parse_spec
 from jobs.state import Stage
-from tests.heartbeats import heartbeat
-from tests.memory_plans import memory_plan
-from tests.redis_server import RedisServer
-from tests.stack import Stack, tiny_job
-from tests.summaries import prepared, time_summary
+from tests.support.redis_server import RedisServer
+from tests.support.samples import heartbeat, memory_plan, prepared, time_summary
+from tests.support.stack import Stack, tiny_job
 from worker.planned_gpu import planned_device, planned_gpu, planned_group
 from worker.supervise import stage_outcome
 

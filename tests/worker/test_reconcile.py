@@ -38,11 +38,9 @@ from jobs.redis.store import Store
 from jobs.redis.workers import lease_token
 from jobs.spec import parse_spec
 from jobs.state import Stage, Status
-from tests.clock import Clock
-from tests.heartbeats import heartbeat
-from tests.plans import write_plan
 from tests.sinks.driving import until
-from tests.states import QUEUED, STARTED, stumble_over
+from tests.support.machine import Clock
+from tests.support.samples import QUEUED, STARTED, heartbeat, stumble_over, write_plan
 from worker.ending import ending
 from worker.reconcile import MOST_EXPIRIES, Reconciler
 from worker.settings import from_environment

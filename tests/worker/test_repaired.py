@@ -21,11 +21,10 @@ from jobs.events import (
     JobSucceeded,
 )
 from jobs.state import Status
-from tests.plans import write_plan
 from tests.service.damage import destroyed
 from tests.sinks import story
 from tests.sinks.driving import Listener, closed, publishing, until, whole
-from tests.states import STARTED
+from tests.support.samples import STARTED, write_plan
 from worker import publish as publish_module
 from worker.ending import ending
 from worker.feed import SinkFeed, read_cursor

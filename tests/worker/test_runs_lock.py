@@ -13,8 +13,8 @@ import pytest
 import worker.runs_lock
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
-from tests.heartbeats import heartbeat
-from tests.stack import ROOT, Stack
+from tests.support.samples import heartbeat
+from tests.support.stack import ROOT, Stack
 from worker.runs_lock import Holder, RunsDirectoryInUse, RunsLock
 
 

@@ -14,8 +14,8 @@ from jobs.disk.rundir import RunDir, create
 from jobs.events import Fault, JobSubmitted
 from jobs.reasons import Reason
 from jobs.spec import parse_spec
-from tests.processes import trainers
-from tests.stack import Stack, tiny_job
+from tests.support.processes import trainers
+from tests.support.stack import Stack, tiny_job
 from worker.ending import stage_lost
 
 SPEC = parse_spec({"data": {"train": "rows.jsonl"}})

@@ -21,9 +21,9 @@ from jobs.redis.connection import connect
 from jobs.redis.queue import Tickets, queue_name
 from jobs.redis.store import Store
 from jobs.state import Stage
-from tests.processes import alive, children, parent_of, trainers
 from tests.service.damage import destroyed
-from tests.stack import Stack, tiny_job
+from tests.support.processes import alive, children, parent_of, trainers
+from tests.support.stack import Stack, tiny_job
 from worker.heartbeat import first_heartbeat
 from worker.runs_lock import identified
 from worker.settings import from_environment

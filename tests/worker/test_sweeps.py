@@ -35,8 +35,7 @@ from jobs.sweeps.record import SweepRecord
 from jobs.sweeps.rests import RETRY_DELAYS_S
 from jobs.sweeps.space import Settings
 from jobs.sweeps.spec import parse_sweep
-from tests.heartbeats import heartbeat
-from tests.states import DONE, QUEUED, RUNNING
+from tests.support.samples import DONE, QUEUED, RUNNING, heartbeat
 from worker.sweeps import SweepTurns
 
 SPACE = {"training.learning_rate": {"range": [1e-5, 1e-2], "log": True}, "training.batch_size": [4, 8, 16]}

@@ -20,9 +20,9 @@ from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
 from jobs.state import Stage
 from tests.e2e.fake_gpu import SAID, machine
-from tests.heartbeats import H200, heartbeat
-from tests.processes import alive
-from tests.stack import ROOT, Stack
+from tests.support.processes import alive
+from tests.support.samples import H200, heartbeat
+from tests.support.stack import ROOT, Stack
 from worker.training.machine.host import host_memory
 
 SMI = """#!/bin/sh

@@ -17,7 +17,7 @@ from jobs.events import Fault, JobSubmitted
 from jobs.reasons import Reason
 from jobs.spec import parse_spec
 from jobs.state import Stage
-from tests.clock import Clock
+from tests.support.machine import Clock
 from worker.trainer import SILENCE_S, Trainer, here
 from worker.warm import OwnProcess
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from jobs.process.secrets import minimal_environment
-from tests.local import until
-from tests.processes import alive, end_within
-from tests.stack import ROOT, Stack, tiny_job
+from tests.support.local import until
+from tests.support.processes import alive, end_within
+from tests.support.stack import ROOT, Stack, tiny_job
 from worker import warm as module
 from worker.training import warm as child
 from worker.warm import ForkedProcess, WarmProcess

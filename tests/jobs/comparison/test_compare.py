@@ -17,8 +17,7 @@ from jobs.record import JobRecord
 from jobs.spec import parse_spec
 from jobs.state import Status
 from jobs.text.units import GIB
-from tests.memory_plans import PARTS, memory_plan
-from tests.summaries import prepared
+from tests.support.samples import PARTS, memory_plan, prepared
 
 SETTINGS: Mapping[str, Any] = {"micro_batch": 8, "activation_checkpointing": 0, "optimizer": "adamw_8bit"}
 
@@ -35,7 +34,7 @@ def job(
     report: dict[str, Any] | None = None,
     **settings: Any,
 ) -> JobFacts:
-    """One that was planned with `plan` (changes to that of `tests.memory_plans`), and has these facts."""
+    """One that was planned with `plan` (changes to that of `tests.support.samples`), and has these facts."""
     spec = parse_spec({"name": name, "data": {"train": "rows.jsonl"}, **settings, "memory": {**SETTINGS, **memory}})
     data = DataPlan(train="rows.jsonl", input="x", target="y", rows=64)
     made = make_plan(spec, ModelPlan(source="x", parameters=5 * GIB // 2), data, "cuda", memory_plan(**plan))

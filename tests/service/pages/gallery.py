@@ -12,11 +12,11 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from tests.browser import CHROMIUM, QUIET
-from tests.redis_server import RedisServer
 from tests.service.pages.showcase import furnish
 from tests.service.running import running
-from tests.stack import ROOT
+from tests.support.browser import CHROMIUM, QUIET
+from tests.support.redis_server import RedisServer
+from tests.support.stack import ROOT
 
 FOLDER = ROOT / "docs" / "pictures" / "pages"
 

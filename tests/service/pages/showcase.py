@@ -36,10 +36,9 @@ from jobs.sweeps.events import ImportancesEstimated, SweepEnded, SweepFact, Tria
 from jobs.sweeps.space import Settings
 from jobs.text.units import GIB
 from jobs.verdict import BaseDifference, ConfidenceInterval
-from tests.memory_plans import memory_plan
 from tests.service.running import Service
 from tests.service.seeded import WORKERS
-from tests.summaries import checked, dataset_report, prepared
+from tests.support.samples import checked, dataset_report, memory_plan, prepared
 
 STEPS, DONE, EVERY = 234_375, 24_000, 10
 GPU = AttemptStarted(worker="train-box-1-a1b2c3", device="cuda", gpu="GPU-1", gpu_name="NVIDIA GeForce RTX 5090")

@@ -15,10 +15,9 @@ from jobs.events import Fault, JobCancelled, JobFailed, JobValidated
 from jobs.heartbeat import WorkerHeartbeat
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.preview import DataPreview, RowPreview, SourcePreview, SpanPreview, TextPreview, UnrecognizedSource
-from tests.memory_plans import memory_plan
 from tests.service.pages.watched import WatchedPage
 from tests.service.running import Service, running
-from tests.summaries import checked
+from tests.support.samples import checked, memory_plan
 
 HOSTILE = '<img src=x onerror="document.title=1">'
 CHECKER: dict[str, Any] = {

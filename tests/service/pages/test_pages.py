@@ -9,9 +9,9 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
 
 from service.routes.pages import TABS
-from tests.browser import Chromium
 from tests.service.pages.watched import WatchedPage
 from tests.service.running import Service
+from tests.support.browser import Chromium
 
 STATES = (
     "validating", "prepared", "queued", "waiting", "paused", "running", "stopping", "failed", "cancelled", "succeeded",

@@ -13,11 +13,10 @@ from playwright.sync_api import Browser, expect
 
 from jobs.events import AnyFact, AttemptEnded, EvaluationFinished, JobCancelled, JobSucceeded, Sample
 from service.pages.line_chart import FLAT, HEIGHT, MOST_TICKS, WIDTH, line_chart, ticks
-from tests.metric_rows import metric_row
 from tests.service.pages.watched import WatchedPage
 from tests.service.running import Service
 from tests.service.seeded import STARTED, TRAINED, train
-from tests.summaries import dataset_report
+from tests.support.samples import dataset_report, metric_row
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 

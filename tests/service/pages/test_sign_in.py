@@ -17,7 +17,7 @@ from service.edge.keys import Keys
 from service.edge.sessions import CSRF_HEADER, LASTS_S, SECRET, Sessions, cookie_name
 from tests.service.pages.watched import WatchedPage
 from tests.service.running import Service, running
-from tests.stack import ROOT
+from tests.support.stack import ROOT
 
 KEY = "lh_of-this-test"
 HTML = {"Accept": "text/html"}

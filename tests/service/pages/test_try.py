@@ -5,11 +5,11 @@ from __future__ import annotations
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from tests.heartbeats import heartbeat
 from tests.service.answering import DONE, OUTPUT, answering
 from tests.service.pages.watched import WatchedPage
 from tests.service.running import Service
 from tests.service.seeded import leave_behind, train
+from tests.support.samples import heartbeat
 
 HOSTILE = "<b>bold</b>"
 

@@ -22,7 +22,7 @@ from jobs.errors import Rejected
 from jobs.events import AnyFact, ModelLoaded, UpdateSkipped
 from jobs.gpus import REFERENCE
 from jobs.metrics import MetricRow
-from tests.metric_rows import read_lines
+from tests.support.samples import read_lines
 from tests.training.attempts import attempt, facts, finished, logged, same_tensors, trained
 from tests.training.forked import fork
 from tests.training.snippets import blocks, run_snippet

@@ -28,8 +28,8 @@ from jobs.events import (
     JobResumed,
     ModelLoaded,
 )
-from tests.disk_room import free_bytes
-from tests.summaries import checked, prepared
+from tests.support.machine import free_bytes
+from tests.support.samples import checked, prepared
 from tests.training.attempts import attempt, checkpoints, facts, finished, logged, same_tensors, trained
 from tests.training.checkpoints.damage import cut_short, flip_a_bit
 from tests.training.conftest import OVERFIT, MakeRun

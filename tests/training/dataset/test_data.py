@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jobs.errors import BadData
-from tests.summaries import dataset_summary
+from tests.support.samples import dataset_summary
 from worker.training.dataset.data import PreparedDataset, Writer
 
 

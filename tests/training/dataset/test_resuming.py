@@ -18,8 +18,8 @@ import pytest
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import DiskFull, StageError
-from tests.disk_room import longest_file
-from tests.processes import children
+from tests.support.machine import longest_file
+from tests.support.processes import children
 from tests.training.workplace import Workplace, dataset_of, pairs
 from worker.training.dataset import writing
 from worker.training.journal import Journal

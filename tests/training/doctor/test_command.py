@@ -21,8 +21,8 @@ from jobs.events import AttemptStarted, JobQueued, JobSubmitted
 from jobs.gpus import GpuFacts
 from jobs.measured import TrainingRate
 from jobs.text.units import GIB
-from tests.local import ROOT
-from tests.summaries import checked, prepared
+from tests.support.local import ROOT
+from tests.support.samples import checked, prepared
 from tests.training.conftest import tiny_spec
 from worker.training.__main__ import main as trainer
 from worker.training.doctor import command, machine

@@ -21,10 +21,9 @@ from jobs.redis.connection import connect
 from jobs.redis.requests import Requests
 from longhaul.api import ApiError, Longhaul
 from longhaul.main import main
-from tests.heartbeats import heartbeat
 from tests.service.running import Service, running
 from tests.sinks.driving import until
-from tests.states import STATES
+from tests.support.samples import STATES, heartbeat
 from tests.training.attempts import attempt
 from tests.training.conftest import MakeRun
 from tests.training.export.test_export import SHORT

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from tests.stack import ROOT
+from tests.support.stack import ROOT
 from worker.training.kernels.bf16_matmul import use_fp32_where_bf16_is_slow
 
 PROGRAM = """

@@ -22,7 +22,7 @@ from jobs.errors import OutOfMemory
 from jobs.events import GpuProcess, OomRecovered
 from jobs.memory_plan import Candidate, MemoryPlan
 from jobs.text.units import GIB
-from tests.summaries import dataset_summary
+from tests.support.samples import dataset_summary
 from tests.training.attempts import attempt, facts
 from tests.training.conftest import MakeRun, tiny_model, tiny_spec
 from tests.training.contexts import as_loaded, plan_of, training_context

@@ -26,7 +26,7 @@ from jobs.record import JobRecord
 from jobs.spec import parse_spec
 from jobs.state import Status
 from jobs.text.units import GIB, format_bytes
-from tests.stack import ROOT
+from tests.support.stack import ROOT
 from tests.training.planning.test_qwen import GPU, QWEN_7B
 from worker.training.planning import memory_plan as planner
 from worker.training.planning.budget import Budget, find_budget

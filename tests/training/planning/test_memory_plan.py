@@ -21,8 +21,8 @@ from jobs.memory_plan import PICTURE, DType, MemoryPlan, OptimizerName
 from jobs.plan import DataPlan, ModelPlan, make_plan, resolve
 from jobs.spec import parse_spec
 from jobs.text.units import GIB, format_bytes
-from tests.disk_room import free_bytes
-from tests.memory_plans import memory_plan
+from tests.support.machine import free_bytes
+from tests.support.samples import memory_plan
 from tests.training.conftest import CONFIG, XL
 from tests.training.hub_server import running_hub
 from tests.training.planning.test_prediction import BART, QWEN2, ROBERTA, T5

@@ -18,7 +18,7 @@ from jobs.measured import MeasuredGpu, TrainingRate
 from jobs.memory_plan import HostPlan
 from jobs.plan import DataPlan, EvaluationTime, ModelPlan, Plan, TimePlan, make_plan
 from jobs.spec import JobSpec, parse_spec
-from tests.memory_plans import memory_plan
+from tests.support.samples import memory_plan
 from tests.training.conftest import XL
 from tests.training.workplace import SHARED_DATA, Workplace, pairs
 from worker.training.dataset.data import PreparedDataset

@@ -13,7 +13,7 @@ from jobs.disk.rundir import RunDir
 from jobs.errors import StageError
 from jobs.events import EvaluationFinished, ModelLoaded
 from jobs.reasons import Reason
-from tests.memory_plans import memory_plan
+from tests.support.samples import memory_plan
 from tests.training.attempts import attempt, facts, finished, logged, same_tensors
 from tests.training.conftest import MakeRun, write_model
 from tests.training.ranks.conftest import After, attempt_with, followers, signal_followers

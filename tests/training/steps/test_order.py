@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.summaries import dataset_summary
+from tests.support.samples import dataset_summary
 from worker.training.dataset.data import Int64, PreparedDataset, Rows, Writer
 from worker.training.steps.mixture import Mixture
 from worker.training.steps.order import POOL_ROWS, StepOrder, rounded

@@ -17,7 +17,7 @@ from jobs.events import AttemptEnded, JobQueued, JobSubmitted
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.reasons import Reason
 from jobs.spec import parse_spec
-from tests.states import QUEUED, STARTED
+from tests.support.samples import QUEUED, STARTED
 from worker.engines.bucket import Bucket
 from worker.engines.bucket_box import BoxStorage
 from worker.engines.bucket_copies import LARGE

@@ -20,10 +20,9 @@ from jobs.reasons import Reason
 from jobs.spec import parse_spec
 from jobs.state import Stage
 from tests.fake_slurm.slurm import FakeSlurm
-from tests.plans import write_plan
 from tests.sinks.driving import until
-from tests.stack import ROOT
-from tests.states import RUNNING
+from tests.support.samples import RUNNING, write_plan
+from tests.support.stack import ROOT
 from worker.engines.engine import EngineRefused, EngineUnavailable, SharedStorage
 from worker.engines.handover import Handover, Orders, TaskRecord
 from worker.engines.left_task import LeftTasks

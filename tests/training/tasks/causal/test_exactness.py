@@ -14,7 +14,7 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
 from jobs.errors import Rejected
-from tests.summaries import dataset_summary
+from tests.support.samples import dataset_summary
 from tests.training.tasks.causal.families import FAMILIES, OTHERS, VOCABULARY, config_of, model_of
 from worker.training.dataset.data import PreparedDataset, Rows, Writer
 from worker.training.kernels.causal_attention import causal_attention

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from jobs.errors import Rejected
-from tests.summaries import dataset_summary
+from tests.support.samples import dataset_summary
 from tests.training.tasks.classification.families import FAMILIES, LABELS, VOCABULARY, model_of
 from worker.training.dataset.data import PreparedDataset, Rows, Writer
 from worker.training.loop import accumulate

@@ -18,7 +18,7 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 from transformers.models.umt5.modeling_umt5 import UMT5LayerNorm
 
 from jobs.errors import Rejected
-from tests.summaries import dataset_summary
+from tests.support.samples import dataset_summary
 from tests.training.tasks.seq2seq.families import FAMILIES, VOCABULARY, config_of, model_of
 from worker.training.adapters.full import weights_of
 from worker.training.dataset.data import PreparedDataset, Rows, Writer

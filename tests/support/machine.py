@@ -1,4 +1,4 @@
-"""The room on a disk, made small for a test."""
+"""A clock and a disk that obey a test."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ from collections import namedtuple
 from collections.abc import Iterator
 
 import pytest
+
+
+class Clock:
+    """Seconds; callable like `time.monotonic`."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
 
 Usage = namedtuple("Usage", "total used free")
 

@@ -23,11 +23,11 @@ from jobs.disk.rundir import RunDir
 from jobs.events import Event
 from jobs.process.lifeline import WARM, tied_to_parent
 from jobs.text.units import format_duration
-from tests.redis_server import RedisServer, free_port
+from tests.support.redis_server import RedisServer, free_port
 from worker.training.warm import read_at_import
 from worker.warm import WarmProcess
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ROLES = ("service", "check", "prepare", "train", "publish")
 KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
 USUAL = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.fspath(ROOT), "PYTHONUNBUFFERED": "1"}

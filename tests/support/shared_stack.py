@@ -10,9 +10,9 @@ from pathlib import Path
 import requests
 
 from jobs.disk.rundir import RunDir, list_runs
-from tests.conftest import ROWS
-from tests.processes import thaw, trainers
-from tests.stack import ROLES, Stack
+from tests.support.processes import thaw, trainers
+from tests.support.recipes import ROWS
+from tests.support.stack import ROLES, Stack
 
 
 def rows(home: Path) -> Path:

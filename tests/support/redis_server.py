@@ -137,7 +137,7 @@ def compose_box_rules() -> str:
 
 def compose_redis(name: str) -> dict[str, str]:
     """The environment that this compose file gives Redis."""
-    compose = yaml.safe_load((Path(__file__).parents[1] / name).read_text())
+    compose = yaml.safe_load((Path(__file__).parents[2] / name).read_text())
     return {key: str(value) for key, value in compose["services"]["redis"]["environment"].items()}
 
 

@@ -29,7 +29,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from jobs.text.units import format_duration
 
-DISCORD_SCHEMA = Path(__file__).parents[2] / "shared" / "specs" / "discord_webhook.schema.json"
+DISCORD_SCHEMA = Path(__file__).parents[3] / "shared" / "specs" / "discord_webhook.schema.json"
 WANDB_KEY = "f" * 40
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-ROWS = Path(__file__).parents[1] / "examples" / "recipes.jsonl"
+ROWS = Path(__file__).parents[2] / "examples" / "recipes.jsonl"
 
 
 def write_recipes(folder: Path) -> Path:

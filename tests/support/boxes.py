@@ -17,10 +17,10 @@ from types import TracebackType
 
 from jobs.disk.files import write_atomically
 from jobs.disk.rundir import RunDir
-from tests.processes import descendants, thaw
-from tests.redis_server import compose_box_rules, compose_rules, free_port
-from tests.stack import ROOT, Stack
-from tests.tls_proxy import TlsProxy
+from tests.support.processes import descendants, thaw
+from tests.support.redis_server import compose_box_rules, compose_rules, free_port
+from tests.support.stack import ROOT, Stack
+from tests.support.tls_proxy import TlsProxy
 
 OTHER = "train-gpu2"
 """The role of the other box."""

@@ -17,8 +17,8 @@ from jobs.disk.rundir import RunDir
 from jobs.events import AttemptStarted
 from jobs.state import Status
 from jobs.text.units import format_duration
-from tests.facts import facts_of
-from tests.stack import SLOWEST, Stack
+from tests.support.samples import facts_of
+from tests.support.stack import SLOWEST, Stack
 
 LOOK_S = 0.002
 FROZEN_WITHIN_S = 90.0

@@ -12,10 +12,10 @@ from types import TracebackType
 
 from jobs.process.lifeline import tied_to_parent
 from longhaul import Longhaul
-from tests.processes import children
-from tests.redis_server import free_port
+from tests.support.processes import children
+from tests.support.redis_server import free_port
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 STRANGER = ("PATH", "HOME", "LANG", "TMPDIR")
 """All that a stranger's environment has."""
 
