@@ -29,6 +29,7 @@ from pathlib import Path
 
 from benchmarks.command_line import TRACES
 from benchmarks.forking import Ended, Forks
+from jobs.text.units import format_duration
 from worker.training.__main__ import set_library_switches
 from worker.training.warm import MODULES as TRAINERS
 
@@ -187,7 +188,8 @@ def show(outcome: BenchmarkEnd, output: Sequence[str]) -> None:
     """A line of it; what it said, if it has failed."""
     what = "FAILED" if outcome.failure else "skipped" if outcome.skipped else "ok"
     why = f"  {outcome.failure or outcome.skipped or ''}".rstrip()
-    print(f"{what:8}{outcome.name:20}{outcome.seconds:6.1f} s {outcome.cpu_s:6.1f} CPU-s{why}", flush=True)
+    took = f"{format_duration(outcome.seconds):>10} (CPU {format_duration(outcome.cpu_s)})"
+    print(f"{what:8}{outcome.name:20}{took}{why}", flush=True)
     if outcome.failure:
         print("\n".join(f"    {line[:500]}" for line in output), flush=True)
 

@@ -20,7 +20,7 @@ from tests.support.shared_stack import restarted, shared_stack, succeeds
 from tests.support.stack import Stack, tiny_job
 
 
-class Place(NamedTuple):
+class CloudHome(NamedTuple):
     """Longhaul on a machine whose jobs train here, and in a cloud where they ask for it."""
 
     cloud: FakeCloud
@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CloudHome]:
     folder = tmp_path_factory.mktemp("clouds")
     engines: dict[str, dict[str, object]] = {
         "sky": {"kind": "skypilot"},
@@ -45,7 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with FakeCloud(folder) as cloud, shared_stack(folder) as stack:
         stack.start("service", "check", "prepare", "publish")
         with restarted(stack, "train", **cloud.environment_of(**engines)):
-            yield Place(cloud, stack)
+            yield CloudHome(cloud, stack)
 
 
 def long_job(engine: str = "cloud", **more: Any) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def in_bucket(cloud: FakeCloud, job: RunDir, stack: Stack) -> None:
     stack.wait_for(look, "a checkpoint in the bucket")
 
 
-def test_a_job_whose_machine_is_lost_on_skypilot_ends_as_one_that_was_never_disturbed(place: Place) -> None:
+def test_a_job_whose_machine_is_lost_on_skypilot_ends_as_one_that_was_never_disturbed(place: CloudHome) -> None:
     cloud, stack = place
     job, twin = stack.submit(long_job("sky")), stack.submit(long_job(resources={}))
     in_bucket(cloud, job, stack)
@@ -86,7 +86,7 @@ def test_a_job_whose_machine_is_lost_on_skypilot_ends_as_one_that_was_never_dist
     assert sorted(each.name for each in job.checkpoints.iterdir()) == ["step-00000210", "step-00000240"]
 
 
-def test_a_machine_that_skypilot_brings_back_first_does_not_train_the_same_attempt_again(place: Place) -> None:
+def test_a_machine_that_skypilot_brings_back_first_does_not_train_the_same_attempt_again(place: CloudHome) -> None:
     cloud, stack = place
     cloud.tell("again")
     job = stack.submit(long_job("slow"))
@@ -98,7 +98,9 @@ def test_a_machine_that_skypilot_brings_back_first_does_not_train_the_same_attem
     assert [each["starts"] for each in place.tasks(job)] == [2, 1]
 
 
-def test_a_pod_that_is_preempted_on_kubeflow_saves_its_checkpoint_and_pause_and_cancel_reach_it(place: Place) -> None:
+def test_a_pod_that_is_preempted_on_kubeflow_saves_its_checkpoint_and_pause_and_cancel_reach_it(
+    place: CloudHome,
+) -> None:
     cloud, stack = place
     before = cloud.spans()
     job = stack.submit(long_job("pods"))

@@ -243,7 +243,7 @@ def test_mistakes_are_answered_in_the_one_shape(place: AskedPlace) -> None:
 
 
 @dataclass(frozen=True)
-class Done:
+class EndedCommand:
     """A command that has ended."""
 
     returncode: int
@@ -251,7 +251,7 @@ class Done:
     stderr: str
 
 
-def longhaul(place: AskedPlace, *words: str, input: str | None = None) -> Done:
+def longhaul(place: AskedPlace, *words: str, input: str | None = None) -> EndedCommand:
     """The command, in this process: its start takes longer than what it does."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
@@ -261,7 +261,7 @@ def longhaul(place: AskedPlace, *words: str, input: str | None = None) -> Done:
             code = main(words)
         except SystemExit as left:  # of argparse
             code = int(left.code or 0)
-        return Done(code, out.getvalue(), err.getvalue())
+        return EndedCommand(code, out.getvalue(), err.getvalue())
 
 
 def test_try_prints_what_the_model_writes_and_says_where_it_ran(place: AskedPlace) -> None:

@@ -71,7 +71,7 @@ def test_what_was_prepared_is_made_again_or_the_job_pauses_and_names_what_is_mis
         f"it; then `longhaul resume {run.id}`"
     )
 
-    # What can be is made again, and it goes on as if nothing had been.
+    # What can be is made again, and it continues as if nothing had been.
     lose(stack)
     mark = run.record().number
     for command in re.findall(r"`longhaul ([^`]*)`", hint):

@@ -35,7 +35,7 @@ _FORKS.set_forkserver_preload(
 )  # fmt: skip
 
 
-class Trainer:
+class SimulatedTrainer:
     """`python -m worker.training train RUN --attempt NUMBER` on the GPU, with more in its environment."""
 
     def __init__(self, run: RunDir, number: int = 1, **environment: str) -> None:
@@ -55,9 +55,9 @@ class Trainer:
 
 
 @contextlib.contextmanager
-def training(run: RunDir, number: int = 1, **environment: str) -> Iterator[Trainer]:
+def training(run: RunDir, number: int = 1, **environment: str) -> Iterator[SimulatedTrainer]:
     """A trainer that does not outlive this."""
-    trainer = Trainer(run, number, **environment)
+    trainer = SimulatedTrainer(run, number, **environment)
     try:
         yield trainer
     finally:

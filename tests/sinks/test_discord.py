@@ -51,7 +51,7 @@ from worker.sinks.discord.webhook import SUPPRESS_NOTIFICATIONS, TOO_MANY_EDITS,
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-class Channel(FakeDiscord):
+class JobChannel(FakeDiscord):
     """A Discord, and a job of which it hears: its run directory, its feed, and the clock by which both go."""
 
     def __init__(self, runs: Path) -> None:
@@ -93,8 +93,8 @@ class Channel(FakeDiscord):
 
 
 @pytest.fixture
-def channel(tmp_path: Path) -> Iterator[Channel]:
-    with Channel(tmp_path / "runs") as each:
+def channel(tmp_path: Path) -> Iterator[JobChannel]:
+    with JobChannel(tmp_path / "runs") as each:
         yield each
 
 
@@ -102,7 +102,7 @@ def oom(step: int, message: str = "CUDA out of memory") -> OomRecovered:
     return OomRecovered(step=step, micro_batch_before=8, micro_batch_after=4, message=message, milliseconds_lost=812.5)
 
 
-def test_a_good_run_is_two_messages_and_a_picture(channel: Channel) -> None:
+def test_a_good_run_is_two_messages_and_a_picture(channel: JobChannel) -> None:
     story.start(channel.run)
     channel.turn()
     (start,) = channel.messages
@@ -147,7 +147,7 @@ def test_a_good_run_is_two_messages_and_a_picture(channel: Channel) -> None:
     ],
 )
 def test_a_finished_job_says_whether_its_model_is_better(
-    channel: Channel, change: BaseDifference | None, title: str, colour: int
+    channel: JobChannel, change: BaseDifference | None, title: str, colour: int
 ) -> None:
     verdict = Verdict.of("chrf", 41.2, ConfidenceInterval(low=38.9, high=43.6), change)
     story.start(channel.run)
@@ -159,7 +159,7 @@ def test_a_finished_job_says_whether_its_model_is_better(
     assert done["fields"][0] == {"name": "Quality", "value": verdict.text, "inline": False}
 
 
-def test_a_better_step_whose_checkpoint_is_missing_is_told(channel: Channel) -> None:
+def test_a_better_step_whose_checkpoint_is_missing_is_told(channel: JobChannel) -> None:
     story.start(channel.run)
     story.succeed(channel.run, better_step=20)
     channel.turn()
@@ -168,7 +168,7 @@ def test_a_better_step_whose_checkpoint_is_missing_is_told(channel: Channel) -> 
     )
 
 
-def test_a_model_that_was_evaluated_alone_is_told_by_its_metrics(channel: Channel) -> None:
+def test_a_model_that_was_evaluated_alone_is_told_by_its_metrics(channel: JobChannel) -> None:
     story.start(channel.run)
     intervals = {"chrf": ConfidenceInterval(low=38.9, high=43.6)}
     channel.run.append([
@@ -183,7 +183,7 @@ def test_a_model_that_was_evaluated_alone_is_told_by_its_metrics(channel: Channe
     assert not {"Kept step", "Training time", "Chosen as"} & set(told)
 
 
-def test_the_progress_message_shows_a_sample_and_the_time_of_its_figures(channel: Channel) -> None:
+def test_the_progress_message_shows_a_sample_and_the_time_of_its_figures(channel: JobChannel) -> None:
     story.start(channel.run)
     channel.turn()
     (progress,) = channel.messages
@@ -202,7 +202,7 @@ def test_the_progress_message_shows_a_sample_and_the_time_of_its_figures(channel
     ]
 
 
-def test_progress_is_coalesced_and_the_latest_wins(channel: Channel) -> None:
+def test_progress_is_coalesced_and_the_latest_wins(channel: JobChannel) -> None:
     story.start(channel.run)
     channel.turn()
     before = len(channel.requests)
@@ -215,7 +215,7 @@ def test_progress_is_coalesced_and_the_latest_wins(channel: Channel) -> None:
 
 
 @pytest.mark.parametrize("days", [-400, -2, 2, 400])
-def test_a_clock_that_is_set_holds_no_row_back(channel: Channel, days: int) -> None:
+def test_a_clock_that_is_set_holds_no_row_back(channel: JobChannel, days: int) -> None:
     wall = Clock(1_700_000_000.0)
     channel.listen(DiscordSink(Webhook(channel.url, channel.clock), wall))
     story.start(channel.run)
@@ -231,7 +231,7 @@ def test_a_clock_that_is_set_holds_no_row_back(channel: Channel, days: int) -> N
     assert "step 30 of 400" in progress.text and "loss.png" in progress.attachments
 
 
-def test_a_held_back_row_is_shown_when_its_time_has_come(channel: Channel) -> None:
+def test_a_held_back_row_is_shown_when_its_time_has_come(channel: JobChannel) -> None:
     story.start(channel.run)
     story.train(channel.run, 10, 10)
     channel.turn()
@@ -248,7 +248,7 @@ def silent(message: Message) -> bool:
 
 
 @pytest.mark.parametrize("hours", [24, 434])
-def test_a_long_run_leaves_one_progress_message_and_wakes_nobody_without_need(channel: Channel, hours: int) -> None:
+def test_a_long_run_leaves_one_progress_message_and_wakes_nobody_without_need(channel: JobChannel, hours: int) -> None:
     """With an attempt that crashes each quarter, an out-of-memory error, and all that Discord and people do to it."""
     story.start(channel.run)
     channel.turn()
@@ -282,7 +282,7 @@ def test_a_long_run_leaves_one_progress_message_and_wakes_nobody_without_need(ch
     assert ringing == ["chef: done"]
 
 
-def test_an_old_message_is_replaced_before_an_hour_is_up(channel: Channel) -> None:
+def test_an_old_message_is_replaced_before_an_hour_is_up(channel: JobChannel) -> None:
     story.start(channel.run)
     channel.turn()
     seen = set()
@@ -296,7 +296,7 @@ def test_an_old_message_is_replaced_before_an_hour_is_up(channel: Channel) -> No
 
 
 @pytest.mark.parametrize(("status", "code"), [(400, 30046), (429, 30046), (404, 10008)])
-def test_a_message_that_cannot_be_edited_is_replaced(channel: Channel, status: int, code: int) -> None:
+def test_a_message_that_cannot_be_edited_is_replaced(channel: JobChannel, status: int, code: int) -> None:
     story.start(channel.run)
     channel.turn()
     (before,) = channel.messages
@@ -309,7 +309,7 @@ def test_a_message_that_cannot_be_edited_is_replaced(channel: Channel, status: i
     assert "step 20 of 400" in progress.text and silent(progress) and progress.id != before.id
 
 
-def test_events_keep_their_order_through_429_5xx_and_silence(channel: Channel) -> None:
+def test_events_keep_their_order_through_429_5xx_and_silence(channel: JobChannel) -> None:
     story.start(channel.run)
     channel.run.append([oom(3)])
     story.fail(
@@ -332,7 +332,7 @@ def test_events_keep_their_order_through_429_5xx_and_silence(channel: Channel) -
     assert "Take the whole model" in channel.messages[2].text
 
 
-def test_a_guards_refusal_shows_code_tensors_and_hint(channel: Channel) -> None:
+def test_a_guards_refusal_shows_code_tensors_and_hint(channel: JobChannel) -> None:
     names = [f"decoder.block.{block}.layer.0.SelfAttention.{part}.weight" for block in range(24) for part in "qkvo"]
     message = f"{len(names)} tensors missing from the weights, which would train on from random values: "
     hint = "the model folder and its config.json do not belong together, or the files are damaged"
@@ -350,7 +350,7 @@ def test_a_guards_refusal_shows_code_tensors_and_hint(channel: Channel) -> None:
     ]
 
 
-def test_a_job_that_paused_by_itself_says_why_and_what_helps(channel: Channel) -> None:
+def test_a_job_that_paused_by_itself_says_why_and_what_helps(channel: JobChannel) -> None:
     story.start(channel.run)
     error = Fault(code="no_valid_checkpoint", message="checkpoints/step-00000040 is gone", hint="bring it back")
     channel.tell(AttemptEnded(reason="no_valid_checkpoint", error=error), JobPaused(error=error))
@@ -363,7 +363,7 @@ def test_a_job_that_paused_by_itself_says_why_and_what_helps(channel: Channel) -
     ]
 
 
-def test_a_failure_says_how_far_it_came(channel: Channel) -> None:
+def test_a_failure_says_how_far_it_came(channel: JobChannel) -> None:
     story.start(channel.run)
     story.train(channel.run, 10, 90)
     error = Fault(code="non_finite", message="the loss is NaN at step 97", hint="lower training.learning_rate")
@@ -373,7 +373,7 @@ def test_a_failure_says_how_far_it_came(channel: Channel) -> None:
     ]
 
 
-def test_gone_for_good_lets_the_cursor_move_on(channel: Channel) -> None:
+def test_gone_for_good_lets_the_cursor_move_on(channel: JobChannel) -> None:
     story.start(channel.run)
     story.train(channel.run, 10, 400)
     story.succeed(channel.run)
@@ -383,7 +383,7 @@ def test_gone_for_good_lets_the_cursor_move_on(channel: Channel) -> None:
     assert len(channel.requests) == 1
 
 
-def test_a_payload_that_discord_refuses_holds_nothing_up(channel: Channel) -> None:
+def test_a_payload_that_discord_refuses_holds_nothing_up(channel: JobChannel) -> None:
     story.start(channel.run)
     story.succeed(channel.run)
     channel.answer_next(400)
@@ -392,7 +392,7 @@ def test_a_payload_that_discord_refuses_holds_nothing_up(channel: Channel) -> No
     assert channel.feed.closed
 
 
-def test_a_picture_that_is_too_large_is_left_out(channel: Channel) -> None:
+def test_a_picture_that_is_too_large_is_left_out(channel: JobChannel) -> None:
     story.start(channel.run)
     channel.turn()
     story.train(channel.run, 10, 400)
@@ -404,7 +404,7 @@ def test_a_picture_that_is_too_large_is_left_out(channel: Channel) -> None:
     assert channel.messages[-1].attachments == {}
 
 
-def test_crashes_are_told_and_interruptions_only_shown(channel: Channel) -> None:
+def test_crashes_are_told_and_interruptions_only_shown(channel: JobChannel) -> None:
     story.start(channel.run)
     story.train(channel.run, 10, 90)
     crash = Fault(code="crash", message="Segmentation fault")
@@ -423,7 +423,7 @@ def test_crashes_are_told_and_interruptions_only_shown(channel: Channel) -> None
 
 
 def test_an_attempt_that_is_continued_says_so_and_one_that_was_resumed_is_told_below_the_pause(
-    channel: Channel,
+    channel: JobChannel,
 ) -> None:
     story.start(channel.run)
     channel.run.append([CheckpointSaved(step=50, path="checkpoints/step-00000050", bytes=1, seconds=0.1)])
@@ -441,7 +441,7 @@ def test_an_attempt_that_is_continued_says_so_and_one_that_was_resumed_is_told_b
     assert all(map(silent, channel.messages))
 
 
-def test_warnings_are_not_repeated_without_end(channel: Channel) -> None:
+def test_warnings_are_not_repeated_without_end(channel: JobChannel) -> None:
     story.start(channel.run)
     channel.run.append([oom(step) for step in range(1, 9)])
     channel.run.append([DiskLow(step=9, free_bytes=10**9, needed_bytes=10**10)])
@@ -453,7 +453,7 @@ def test_warnings_are_not_repeated_without_end(channel: Channel) -> None:
     assert "1 checkpoint was skipped in this attempt" in channel.messages[0].text
 
 
-def test_a_disk_and_a_gpu_that_fail_for_days_wake_a_person_twice_in_434_hours(channel: Channel) -> None:
+def test_a_disk_and_a_gpu_that_fail_for_days_wake_a_person_twice_in_434_hours(channel: JobChannel) -> None:
     story.start(channel.run)
     for step in range(1, 32):  # every 14 hours
         low = DiskLow(step=step, free_bytes=10**9, needed_bytes=10**10)
@@ -469,7 +469,7 @@ def test_a_disk_and_a_gpu_that_fail_for_days_wake_a_person_twice_in_434_hours(ch
     assert ringing == ["chef: the disk is nearly full", "chef: waits for a GPU"] * 2
 
 
-def test_memory_that_runs_out_again_is_counted(channel: Channel) -> None:
+def test_memory_that_runs_out_again_is_counted(channel: JobChannel) -> None:
     story.start(channel.run)
     for step in range(1, 7):
         channel.tell(oom(step), oom(step))
@@ -484,7 +484,7 @@ def test_memory_that_runs_out_again_is_counted(channel: Channel) -> None:
     assert all(map(silent, channel.messages))
 
 
-def test_memory_that_runs_out_is_counted_where_warnings_are_not_wanted(channel: Channel) -> None:
+def test_memory_that_runs_out_is_counted_where_warnings_are_not_wanted(channel: JobChannel) -> None:
     story.start(channel.run)
     channel.run.append([oom(1), DeviceWaiting(message="another trainer holds GPU 1")])
     channel.wants(events="progress, done")
@@ -493,7 +493,7 @@ def test_memory_that_runs_out_is_counted_where_warnings_are_not_wanted(channel: 
     assert "Another trainer holds GPU 1\nMemory ran out once in this attempt" in channel.messages[0].text
 
 
-def test_a_task_on_an_engine_is_told_in_the_message_of_its_attempt(channel: Channel) -> None:
+def test_a_task_on_an_engine_is_told_in_the_message_of_its_attempt(channel: JobChannel) -> None:
     channel.run.append([checked(steps=9), prepared(9), JobQueued()])
     told: list[AnyFact] = [
         AttemptStarted(worker="box-1", device="cuda", engine="cluster"),
@@ -513,7 +513,7 @@ def test_a_task_on_an_engine_is_told_in_the_message_of_its_attempt(channel: Chan
     assert channel.titles.count("chef: training") == 1
 
 
-def test_what_ran_out_and_why_is_shown(channel: Channel) -> None:
+def test_what_ran_out_and_why_is_shown(channel: JobChannel) -> None:
     story.start(channel.run)
     channel.run.append(
         [
@@ -553,7 +553,7 @@ def fields(message: Message) -> dict[str, str]:
 NEEDED = "about 5 d 11 h at the nominal peak of an RTX 5090 (about 18 d 2 h expected)"
 
 
-def test_the_time_that_a_job_needs_is_told_before_it_starts_and_until_it_is_measured(channel: Channel) -> None:
+def test_the_time_that_a_job_needs_is_told_before_it_starts_and_until_it_is_measured(channel: JobChannel) -> None:
     story.start(channel.run, NEEDED)
     channel.turn()
     assert channel.titles == ["chef: planned", "chef: training"]
@@ -566,13 +566,13 @@ def test_the_time_that_a_job_needs_is_told_before_it_starts_and_until_it_is_meas
     assert (shown["Time left"], shown["Tokens per second"], shown["MFU"]) == ("21 min 13 s", "14,700", "60.1%")
 
 
-def test_the_memory_that_a_job_needs_is_told_beside_the_time(channel: Channel) -> None:
+def test_the_memory_that_a_job_needs_is_told_beside_the_time(channel: JobChannel) -> None:
     memory = memory_plan().summary()
     channel.tell(checked(), prepared(4, time=time_summary(text=NEEDED), memory=memory))
     assert fields(channel.messages[0]) == {"Time needed": "A" + NEEDED[1:], "Memory needed": memory.text}
 
 
-def test_no_usable_gpu_is_told_before_the_first_attempt(channel: Channel) -> None:
+def test_no_usable_gpu_is_told_before_the_first_attempt(channel: JobChannel) -> None:
     channel.run.append([checked(), prepared(400), JobQueued()])
     channel.tell(DeviceWaiting(message="no NVIDIA driver was found here (driver 580 or newer is needed)"))
     assert channel.titles == ["chef: waits for a GPU"]
@@ -582,7 +582,7 @@ def test_no_usable_gpu_is_told_before_the_first_attempt(channel: Channel) -> Non
     assert len(channel.messages) == 3
 
 
-def test_a_host_whose_memory_others_have_is_not_taken_for_a_missing_gpu(channel: Channel) -> None:
+def test_a_host_whose_memory_others_have_is_not_taken_for_a_missing_gpu(channel: JobChannel) -> None:
     story.start(channel.run)
     error = Fault.of(Reason.HOST_MEMORY_IN_USE, ": 33.0 GiB are needed")
     channel.run.append([AttemptEnded(reason="host_memory_in_use", error=error), JobQueued(not_before_s=30.0)])
@@ -590,7 +590,7 @@ def test_a_host_whose_memory_others_have_is_not_taken_for_a_missing_gpu(channel:
     assert channel.titles == ["chef: attempt 1 ended"] and "The host's memory is taken" in channel.messages[0].text
 
 
-def test_a_gpu_that_is_there_again_wakes_nobody(channel: Channel) -> None:
+def test_a_gpu_that_is_there_again_wakes_nobody(channel: JobChannel) -> None:
     channel.run.append([checked(), prepared(400), JobQueued()])
     channel.run.append([DeviceWaiting(message="no GPU here can take the job")])
     channel.tell(DeviceWaiting(message="there is a GPU again: it waits for its turn", available=True))
@@ -598,14 +598,14 @@ def test_a_gpu_that_is_there_again_wakes_nobody(channel: Channel) -> None:
     assert [silent(message) for message in channel.messages] == [False, True]
 
 
-def test_a_gpu_that_another_trainer_holds_is_a_line_in_the_attempts_message(channel: Channel) -> None:
+def test_a_gpu_that_another_trainer_holds_is_a_line_in_the_attempts_message(channel: JobChannel) -> None:
     story.start(channel.run)
     channel.tell(DeviceWaiting(message="another trainer holds GPU 1"))
     assert channel.titles == ["chef: training"]
     assert "Another trainer holds GPU 1" in channel.messages[0].text
 
 
-def test_pause_and_cancel_are_told_dry_runs_and_what_check_rejects_are_not(channel: Channel) -> None:
+def test_pause_and_cancel_are_told_dry_runs_and_what_check_rejects_are_not(channel: JobChannel) -> None:
     story.start(channel.run)
     channel.tell(JobPauseRequested(), AttemptEnded(reason="interrupted", step=50), JobPaused())
     channel.tell(JobCancelled(checkpoint="checkpoints/step-00000050"))
@@ -624,7 +624,7 @@ def test_pause_and_cancel_are_told_dry_runs_and_what_check_rejects_are_not(chann
     assert "`data.train`" in channel.messages[3].text
 
 
-def test_a_job_that_wants_no_discord_gets_none(channel: Channel, tmp_path: Path) -> None:
+def test_a_job_that_wants_no_discord_gets_none(channel: JobChannel, tmp_path: Path) -> None:
     quiet = story.submit(tmp_path / "quiet", discord=False)
     story.start(quiet)
     story.succeed(quiet)
@@ -634,7 +634,7 @@ def test_a_job_that_wants_no_discord_gets_none(channel: Channel, tmp_path: Path)
 
 
 @pytest.mark.parametrize("text", ["x", "😀", "`", "```", "@everyone ", "\x00\n"])
-def test_everything_long_stays_within_the_limits(channel: Channel, text: str, tmp_path: Path) -> None:
+def test_everything_long_stays_within_the_limits(channel: JobChannel, text: str, tmp_path: Path) -> None:
     """FakeDiscord checks every payload against the limits and the schema."""
     long = text * 20_000
     fault = Fault(code="rejected", message=long, hint=long, param="data.train" + "." * 300)
@@ -653,7 +653,7 @@ def test_everything_long_stays_within_the_limits(channel: Channel, text: str, tm
 
 
 def test_an_event_without_words_is_told_as_it_is_and_holds_nothing_up(
-    channel: Channel, monkeypatch: pytest.MonkeyPatch
+    channel: JobChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.sinks.discord.embeds.planned", lambda *_: [][0])
     channel.tell(checked(), prepared(9, time=time_summary(text="1 h")), JobQueued(), JobCancelled())
@@ -662,7 +662,7 @@ def test_an_event_without_words_is_told_as_it_is_and_holds_nothing_up(
     assert end.title == "chef: cancelled" and channel.feed.closed
 
 
-def test_where_the_next_attempt_begins_is_what_the_events_say(channel: Channel) -> None:
+def test_where_the_next_attempt_begins_is_what_the_events_say(channel: JobChannel) -> None:
     story.start(channel.run)
     crash: list[AnyFact] = [AttemptEnded(reason="crash", step=9), JobQueued(not_before_s=10.0)]
     channel.run.append(crash)
@@ -682,7 +682,7 @@ def test_where_the_next_attempt_begins_is_what_the_events_say(channel: Channel) 
     assert "There is no checkpoint yet: it begins at step 0." in channel.messages[-1].text
 
 
-def test_a_damaged_run_directory_is_told_once_and_what_follows_a_repair_is_told_again(channel: Channel) -> None:
+def test_a_damaged_run_directory_is_told_once_and_what_follows_a_repair_is_told_again(channel: JobChannel) -> None:
     story.start(channel.run)
     channel.tell(JobPauseRequested())
     lines = channel.run.events_file.read_bytes().splitlines(keepends=True)
@@ -706,7 +706,7 @@ def test_a_damaged_run_directory_is_told_once_and_what_follows_a_repair_is_told_
     assert closed(channel.run, "discord")
 
 
-def test_events_that_cannot_be_read_for_a_while_are_not_told_twice(channel: Channel) -> None:
+def test_events_that_cannot_be_read_for_a_while_are_not_told_twice(channel: JobChannel) -> None:
     story.start(channel.run)
     channel.turn()
     events = channel.run.events_file.rename(channel.run.path / "aside")
@@ -722,7 +722,7 @@ def test_events_that_cannot_be_read_for_a_while_are_not_told_twice(channel: Chan
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_a_job_of_which_not_all_is_left_is_told_of_if_it_may_be(channel: Channel, wanted: bool) -> None:
+def test_a_job_of_which_not_all_is_left_is_told_of_if_it_may_be(channel: JobChannel, wanted: bool) -> None:
     if wanted:
         channel.run.events_file.unlink()
     else:
@@ -736,7 +736,7 @@ def test_a_job_of_which_not_all_is_left_is_told_of_if_it_may_be(channel: Channel
     assert [message.title for message in channel.messages] == ["job-1: its run directory is damaged"] * wanted
 
 
-def test_the_curve_in_the_progress_message_is_replaced_now_and_then(channel: Channel) -> None:
+def test_the_curve_in_the_progress_message_is_replaced_now_and_then(channel: JobChannel) -> None:
     story.start(channel.run)
     channel.turn()
     (progress,) = channel.messages
@@ -751,7 +751,7 @@ def test_the_curve_in_the_progress_message_is_replaced_now_and_then(channel: Cha
     assert 6 <= len(set(pictures)) <= 9, "drawn anew every ten minutes, and for a message posted anew"
 
 
-def test_a_curve_that_discord_refuses_costs_no_figure(channel: Channel) -> None:
+def test_a_curve_that_discord_refuses_costs_no_figure(channel: JobChannel) -> None:
     story.start(channel.run)
     channel.turn()
     story.train(channel.run, 10, 100)
@@ -765,7 +765,9 @@ def test_a_curve_that_discord_refuses_costs_no_figure(channel: Channel) -> None:
 
 
 @pytest.mark.parametrize(("mention", "who"), [("<@123>", {"users": ["123"]}), ("<@&45>", {"roles": ["45"]})])
-def test_what_needs_a_person_calls_exactly_that_one(channel: Channel, mention: str, who: dict[str, list[str]]) -> None:
+def test_what_needs_a_person_calls_exactly_that_one(
+    channel: JobChannel, mention: str, who: dict[str, list[str]]
+) -> None:
     story.start(channel.run)
     channel.run.append([DiskLow(step=5, free_bytes=1, needed_bytes=2)])
     story.train(channel.run, 10, 100)
@@ -780,7 +782,7 @@ def test_what_needs_a_person_calls_exactly_that_one(channel: Channel, mention: s
         assert all(version["allowed_mentions"] == expected for version in message.versions)
 
 
-def test_only_the_messages_that_are_wanted_are_sent(channel: Channel) -> None:
+def test_only_the_messages_that_are_wanted_are_sent(channel: JobChannel) -> None:
     story.start(channel.run, time="about 5 h")
     channel.run.append([oom(12)])
     story.train(channel.run, 10, 400)
@@ -790,7 +792,7 @@ def test_only_the_messages_that_are_wanted_are_sent(channel: Channel) -> None:
     assert channel.titles == ["chef: done"] and channel.feed.closed
 
 
-def test_titles_lead_to_the_job(channel: Channel) -> None:
+def test_titles_lead_to_the_job(channel: JobChannel) -> None:
     story.start(channel.run)
     story.train(channel.run, 10, 400)
     story.succeed(channel.run)
@@ -812,7 +814,7 @@ def test_titles_lead_to_the_job(channel: Channel) -> None:
         (None, []),
     ],
 )
-def test_progress_and_the_end_link_to_wandb(channel: Channel, written: str | None, shown: list[str]) -> None:
+def test_progress_and_the_end_link_to_wandb(channel: JobChannel, written: str | None, shown: list[str]) -> None:
     if written is not None:
         (channel.run.path / "wandb").mkdir()
         (channel.run.path / "wandb/url.txt").write_text(written)
@@ -841,7 +843,7 @@ def test_a_wrong_option_is_named(variable: str, texts: dict[str, str]) -> None:
         DiscordOptions.of(**{"events": None, "mention": None, "public_url": None, **texts})
 
 
-def test_no_curve_is_drawn_on_the_way_from_very_many_rows(channel: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_curve_is_drawn_on_the_way_from_very_many_rows(channel: JobChannel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.sinks.discord.sink.MOST_READ_BYTES", 1000)
     story.start(channel.run)
     story.train(channel.run, 10, 200)

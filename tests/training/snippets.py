@@ -18,6 +18,6 @@ def run_snippet(model: Path) -> str:
     """What the one of README.md prints, run beside it. (test_readme.py runs one as a program of its own.)"""
     [snippet] = blocks((model / "README.md").read_text(), "python")
     with contextlib.chdir(model), contextlib.redirect_stdout(io.StringIO()) as said, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a program says them, and goes on
+        warnings.simplefilter("ignore")  # a program would print them and continue
         exec(compile(snippet, "README.md", "exec"), {"__name__": "__main__"})
     return said.getvalue()
