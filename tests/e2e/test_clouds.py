@@ -98,7 +98,7 @@ def test_a_machine_that_skypilot_brings_back_first_does_not_train_the_same_attem
     assert [each["starts"] for each in place.tasks(job)] == [2, 1]
 
 
-def test_a_pod_that_is_preempted_on_kubeflow_saves_its_checkpoint_and_pause_and_cancel_reach_it(
+def test_a_preempted_pod_on_kubeflow_saves_its_checkpoint_and_pause_and_cancel_reach_it(
     place: CloudHome,
 ) -> None:
     cloud, stack = place

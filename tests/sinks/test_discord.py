@@ -765,9 +765,7 @@ def test_a_curve_that_discord_refuses_costs_no_figure(channel: JobChannel) -> No
 
 
 @pytest.mark.parametrize(("mention", "who"), [("<@123>", {"users": ["123"]}), ("<@&45>", {"roles": ["45"]})])
-def test_what_needs_a_person_calls_exactly_that_one(
-    channel: JobChannel, mention: str, who: dict[str, list[str]]
-) -> None:
+def test_what_needs_a_person_calls_that_one_alone(channel: JobChannel, mention: str, who: dict[str, list[str]]) -> None:
     story.start(channel.run)
     channel.run.append([DiskLow(step=5, free_bytes=1, needed_bytes=2)])
     story.train(channel.run, 10, 100)
