@@ -50,7 +50,7 @@ demo: setup ## train a tiny model here and now, without Docker or a GPU (TASK=ch
 test: setup ## run the tests (MARKERS="gpu" or "docker" for the others, PYTEST_ARGS for more)
 	$(BIN)/python -m pytest -m "$(MARKERS)" -n $(TEST_PROCESSES) $(PYTEST_ARGS)
 
-test-long: setup ## run the tests that train whole jobs on several boxes, engines or ranks (half an hour)
+test-long: setup ## run the tests that train whole jobs on several boxes, engines or ranks (minutes)
 	$(BIN)/python -m pytest -m "long and not gpu and not docker and not simulated_gpu" -n $(TEST_PROCESSES) $(PYTEST_ARGS)
 
 test-docker: setup ## build the containers, run jobs in them, stop them half-way (needs a Docker engine; minutes)
