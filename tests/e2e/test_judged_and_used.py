@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator
 from typing import Any
 
 import ctranslate2
+import pytest
+import torch
 from transformers import AutoTokenizer
 
 from tests.e2e.conftest import LONGHAUL, TOKEN
@@ -25,6 +28,14 @@ TUNED = {
     "evaluation": {"every_steps": 20, "samples": 2},
     "checkpoint": {"best": "chrf"},
 }
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """CTranslate2 sets the number of OpenMP's threads, which are torch's, too."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 def orders(first: int, count: int) -> str:

@@ -210,4 +210,4 @@ def test_a_file_of_every_usual_format_becomes_a_model_that_writes(
     shown = {folder: fenced(page, "text").strip() for folder, page in pages.items() if "The job's answer after" in page}
     for folder, text in shown.items():
         assert written[str(folder)] == text, pages[folder]
-    assert len(shown) >= len(TRAINED) / 2
+    assert len(shown) >= 2

@@ -110,7 +110,7 @@ COMMANDS: dict[str, Here | Elsewhere | Never] = {
     "longhaul sweep show last": Here(r"best .*macro_f1"),
     "longhaul sweep repeat last": Here(r"is running: 5 trials at most"),
     "curl -X POST localhost:8000/sweeps -d @examples/sweep.json": Here(r'"object":"sweep"'),
-    "longhaul priority $ID 10": Here(r"is (validating|queued|running), priority 10", submitted),
+    "longhaul priority $ID 10": Here(r"is (validating|queued|running).*priority 10", submitted),
     "longhaul metrics $ID": Here(r"▁", ended),
     "longhaul clone $ID --set training.epochs=10 --resume": Here(r"is validating", ended),
     'longhaul try $ID "Roasted Peach Ice Cream"': Here(r"on the CPU .*tokens/s", ended),

@@ -316,6 +316,7 @@ def test_the_log_is_read_searched_and_downloaded(service: Service, watched: Watc
 def test_what_the_page_says_makes_the_job_again_does(
     service: Service, watched: WatchedPage, tmp_path: Path, data: Path
 ) -> None:
+    service.settings.data.mkdir(exist_ok=True)
     (service.settings.data / "rows.jsonl").write_bytes((data / "rows.jsonl").read_bytes())
     job, page = queued(service, "chef"), watched.page
     page.goto(f"{service.url}/jobs/{job}?tab=reproduce")

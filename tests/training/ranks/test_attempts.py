@@ -95,6 +95,7 @@ def test_a_checkpoint_goes_from_two_ranks_to_one_and_back(tmp_path: Path, model_
     words = [[draw.choice(WORDS) for _ in range(draw.randint(3, 14))] for _ in range(40)]
     place.rows("rows.jsonl", [{"input": " ".join(row), "target": " ".join(reversed(row[::2]))} for row in words])
     parts: dict[str, Any] = {**PLAIN, "model": "./model", "data": {"validation": 0.2}, "memory": {"micro_batch": 4}}
+    parts["training"] = {"epochs": 4, "dropout": 0.0, "batch_size": 8, "learning_rate": 0.01}
 
     def begun(gpus: int, source: str | None, stop_at: int) -> RunDir:
         run = place.job(**parts, resources={"gpus": gpus}, **({"resume_from": source} if source else {}))
