@@ -11,16 +11,14 @@ import requests
 
 from jobs.disk.rundir import RunDir, list_runs
 from tests.support.processes import thaw, trainers
-from tests.support.recipes import ROWS
+from tests.support.recipes import ROWS, write_recipes
 from tests.support.stack import ROLES, Stack
 
 
 def rows(home: Path) -> Path:
     """A data directory: 64 recipes, 12 others, 8 with no word of the 64, and labelled tickets."""
-    lines = ROWS.read_text().splitlines(keepends=True)
-    (home / "rows.jsonl").write_text("".join(lines[:64]))
-    (home / "held_out.jsonl").write_text("".join(lines[64:76]))
-    unseen = [{**json.loads(line), "directions": [f"QXZ #{number} ZX%"]} for number, line in enumerate(lines[64:72])]
+    lines = (write_recipes(home) / "held_out.jsonl").read_text().splitlines()
+    unseen = [{**json.loads(line), "directions": [f"QXZ #{number} ZX%"]} for number, line in enumerate(lines[:8])]
     (home / "unseen.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in unseen))
     (home / "tickets.jsonl").write_bytes(ROWS.with_name("tickets.jsonl").read_bytes())
     return home
