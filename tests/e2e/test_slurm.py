@@ -97,12 +97,12 @@ def test_whatever_the_cluster_does_a_job_ends_as_one_that_was_never_disturbed(pl
 def test_pause_and_cancel_reach_the_node(place: tuple[FakeSlurm, Stack], tmp_path: Path) -> None:
     # And a task whose supervisor is killed stops by itself, and none runs beside it.
     slurm, stack = place
-    before, jobs, runs = len(slurm.spans()), len(slurm.jobs()), set(list_runs(stack.runs))
+    before, jobs, runs = len(slurm.spans()), len(slurm.jobs()), {run.id for run in list_runs(stack.runs)}
     first, second, third = (f"{jobs + number}" for number in (1, 2, 3))
     file = tmp_path / "job.json"
     file.write_text(json.dumps({**long_job(), "resources": {}}))
     assert "is validating" in longhaul(stack, "submit", str(file), "--on", "cluster")
-    [job] = set(list_runs(stack.runs)) - runs
+    [job] = [run for run in list_runs(stack.runs) if run.id not in runs]
     trainer = freeze(stack, job, saved(1))
     shown = longhaul(stack, "show", "last")
     assert re.search(f"engine +cluster, task {first}", shown), shown
