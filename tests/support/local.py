@@ -34,6 +34,7 @@ class Local:
             "LONGHAUL_URL": self.url,
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
+            "LONGHAUL_TRACES": os.environ["LONGHAUL_TRACES"],
             **environment,
         }
         with open(folder / "local.out", "wb") as out:

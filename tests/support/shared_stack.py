@@ -44,7 +44,8 @@ def mended(stack: Stack) -> Stack:
     stack.start_if_gone("service")
     left = [run for run in list_runs(stack.runs) if not run.record().status.terminal] if stack.runs.exists() else []
     for run in left:
-        stack.post(run, "cancel")
+        answer = stack.post(run, "cancel")
+        assert answer.ok or run.record().status.terminal, f"a test has left {run.id}: {answer.text}"
     stack.start_if_gone(*ROLES)
     for run in left:
         for pid in trainers(run):
