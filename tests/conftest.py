@@ -1,7 +1,7 @@
 """Fixtures that every part uses: one real Redis per process of the run, emptied before each test that asks for it.
 
-`make test` runs three processes beside each other (pytest-xdist). Files stay whole; so do the folders e2e and faults, in
-each of which one stack serves most tests, and everything on a GPU.
+`make test` runs three processes beside each other (pytest-xdist). Files stay whole; so do the folders e2e and faults,
+in each of which one stack serves most tests, and everything on a GPU.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+# Before torch: pydantic looks for the source of each of its models among all modules that are loaded.
+import service.main  # noqa: F401
 from tests.leaks import nothing_leaks as nothing_leaks
 from tests.leaks import nothing_leaks_from_a_module as nothing_leaks_from_a_module
 from tests.support.browser import browser as browser

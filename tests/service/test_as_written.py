@@ -49,9 +49,9 @@ def ask(service: Service, job: str, redis_url: str) -> Callable[..., str]:
 
 
 def events(body: str) -> list[dict[str, Any]]:
-    """The JSON of each event."""
+    """The JSON of each event but `waiting`."""
     lines = [line.removeprefix("data: ") for line in body.split("\n") if line.startswith("data: {")]
-    return [json.loads(line) for line in lines]
+    return [event for line in lines if "ahead" not in (event := json.loads(line))]
 
 
 def test_an_answer_of_ours_is_what_was_written_whole_and_streamed(ask: Callable[..., str], job: str) -> None:

@@ -14,6 +14,7 @@ from jobs.process.lifeline import tied_to_parent
 from longhaul import Longhaul
 from tests.support.processes import children
 from tests.support.redis_server import free_port
+from tests.support.stack import NEVER_IDLE
 
 ROOT = Path(__file__).resolve().parents[2]
 STRANGER = ("PATH", "HOME", "LANG", "TMPDIR")
@@ -28,7 +29,7 @@ class Local:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.environment = {name: os.environ[name] for name in STRANGER if name in os.environ} | {
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": f"{ROOT}:{NEVER_IDLE}",
             "LONGHAUL_DEVICE": "cpu",
             "LONGHAUL_PORT": str(self.port),
             "LONGHAUL_URL": self.url,

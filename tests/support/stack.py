@@ -30,7 +30,13 @@ from worker.warm import WarmProcess
 ROOT = Path(__file__).parents[2]
 ROLES = ("service", "check", "prepare", "train", "publish")
 KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
-USUAL = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.fspath(ROOT), "PYTHONUNBUFFERED": "1"}
+NEVER_IDLE = Path(__file__).with_name("never_idle")
+USUAL = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": f"{ROOT}:{NEVER_IDLE}",
+    "PYTHONUNBUFFERED": "1",
+}
 Found = TypeVar("Found")
 
 

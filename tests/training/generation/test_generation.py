@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from jobs.disk.rundir import RunDir
 from jobs.events import EvaluationFinished
 from jobs.generation import GenerateBody, Output, Sampling
 from tests.training.attempts import facts
+from tests.training.forked import fork
 from tests.training.generation.conftest import CHATS, CLASSES, FOXES, TrainedJobs
 from tests.training.workplace import pairs
-from worker.training.generation.serving import Models, answer
+from worker.training.generation.serving import Models, answer, yield_to_others
 
 CPU = torch.device("cpu")
 
@@ -258,3 +260,12 @@ def test_a_cancelled_answer_ends_between_two_tokens(trained: TrainedJobs) -> Non
     body = GenerateBody.model_validate({"row": pairs(1)[0], "max_new_tokens": 4000, "temperature": 2.0, "seed": 0})
     answer(Models(trained["seq2seq"], None, CPU, heard), body, heard)  # type: ignore[arg-type]
     assert heard.parts[-1][0] == "cancelled" and len(heard.of("text")) == 1
+
+
+def test_it_takes_the_time_of_the_cpu_that_nobody_else_wants() -> None:
+    def priority() -> int:
+        yield_to_others(1)
+        found = (os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0))
+        return 0 if found == (os.SCHED_IDLE, 19) else 1
+
+    assert fork(priority).wait() == (0, "", "")
