@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
@@ -23,6 +24,7 @@ from tests.leaks import nothing_leaks_from_a_module as nothing_leaks_from_a_modu
 from tests.support.browser import browser as browser
 from tests.support.recipes import write_recipes
 from tests.support.redis_server import RedisServer
+from tests.support.stack import NEVER_IDLE
 
 TOGETHER = {"e2e": "e2e", "faults": "faults", "gpu": "gpu"}
 """Folder of tests → the group whose tests run one after the other, in one process."""
@@ -33,10 +35,16 @@ LONG = (
 )  # fmt: skip
 """Files whose tests `make test-long` runs: whole jobs of several boxes, engines or ranks, a minute or more each."""
 
+hypothesis.settings.register_profile(
+    "on any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("on any machine")
 # Traces of memory plans are made once for all processes of a run.
 if "LONGHAUL_TRACES" not in os.environ:
     _traces = tempfile.TemporaryDirectory(prefix="longhaul-traces-")
     os.environ["LONGHAUL_TRACES"] = _traces.name
+# For what tests start with the environment as it is; `Stack` and `Local` give it to theirs.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(NEVER_IDLE), *filter(None, [os.environ.get("PYTHONPATH")])])
 # Read when ctranslate2 is imported, which a test module may do before the code that sets it (ctranslate2_folder.py).
 os.environ.setdefault("CT2_USE_MKL", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

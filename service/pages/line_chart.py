@@ -14,6 +14,8 @@ MOST_DOTS = 24
 """Points of a line at most that are marked one by one."""
 FLAT = 1e-4
 """Values that differ by less of their size are drawn as a flat line: their labels, of six digits, would be equal."""
+LEAST = 1e-300
+"""What is smaller is drawn as 0: a part of it would be no number any more."""
 Points = Sequence[tuple[float, float]]
 
 
@@ -77,4 +79,6 @@ def ticks(low: float, high: float) -> list[float]:
 def span(low: float, high: float) -> tuple[float, float]:
     """Never so small that labels of its ticks would be equal."""
     large = max(abs(low), abs(high))
-    return (low, high) if high - low > FLAT * large else (low - 0.5 * (large or 1), high + 0.5 * (large or 1))
+    if large < LEAST:
+        return -0.5, 0.5
+    return (low, high) if high - low > FLAT * large else (low - 0.5 * large, high + 0.5 * large)

@@ -63,7 +63,7 @@ def main(how: str, name: str, folders: list[Path]) -> dict[str, object]:
             try:
                 counts.update(call(folders[number % len(folders)], number, task) or ["good"])
             except Exception as error:
-                counts[type(error).__name__] += 1
+                counts[f"{type(error).__name__}: {error}"] += 1
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
     for thread in threads:

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from playwright.sync_api import Browser, expect
 
@@ -263,6 +263,8 @@ VALUES = st.one_of(st.none(), st.floats(-1e9, 1e9), st.just(math.nan), st.just(m
 @given(
     st.lists(st.tuples(VALUES, st.sampled_from(["succeeded", "pruned", "failed"]), st.floats(1e-5, 1e-2)), min_size=1)
 )
+@example([(5e-324, "succeeded", 1e-4)])
+@example([(0.0, "succeeded", 1e-4), (5e-324, "succeeded", 1e-4)])
 def test_everything_is_inside_of_its_drawing(given: list[tuple[float | None, TrialStatus, float]]) -> None:
     trials = [
         trial(number, value if status != "failed" else None, status, rate=rate, kind="lora", rank=number % 64 + 1)

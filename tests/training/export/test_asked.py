@@ -8,6 +8,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from longhaul.api import ApiError, Longhaul
 from longhaul.main import main
 from tests.service.running import Service, running
 from tests.sinks.driving import until
-from tests.support.samples import STATES, heartbeat
+from tests.support.samples import STATES, beating, heartbeat
 from tests.training.attempts import attempt
 from tests.training.conftest import MakeRun
 from tests.training.export.test_export import SHORT
@@ -57,16 +58,18 @@ def run(make_run: MakeRun, service: Service) -> RunDir:
 
 @pytest.fixture
 def at_work(service: Service) -> Iterator[Any]:
-    """Starts a worker's thread of one kind."""
-    stop, threads = threading.Event(), []
+    """Starts a worker's thread of one kind, and says from then on that workers are there."""
+    stop, threads, beats = threading.Event(), [], ExitStack()
 
     def start(kind: type[ProcessHandler], **environment: str) -> None:
         settings = from_environment({**os.environ, "LONGHAUL_REDIS_URL": service.settings.redis_url, **environment})
         settings = dataclasses.replace(settings, runs=service.settings.runs)
         threads.append(threading.Thread(target=serve, args=(settings, kind(settings), stop)))
         threads[-1].start()
+        beats.enter_context(beating(service.store, "generate", "push"))
 
-    yield start
+    with beats:
+        yield start
     stop.set()
     for thread in threads:
         thread.join(60)
