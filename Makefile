@@ -16,8 +16,8 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 TORCH := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 MARKERS ?= not gpu and not docker and not simulated_gpu and not engines and not long
 PYTEST_ARGS ?=
-# Beside each other: more than cores, for those that start a whole Longhaul mostly wait.
-TEST_PROCESSES ?= 3
+# How many test processes run beside each other.
+TEST_PROCESSES ?= 2
 # A simulated GPU beside the checkout, for torch's CUDA build; few machines have it.
 SIMULATED_GPU ?= ../shared/simulated_gpu
 SIMULATED_GPU_VENV ?= .venv-simulated-gpu

@@ -1,6 +1,6 @@
 """Fixtures that every part uses: one real Redis per process of the run, emptied before each test that asks for it.
 
-`make test` runs three processes beside each other (pytest-xdist). Files stay whole; so do the folders e2e and faults,
+`make test` runs two processes beside each other (pytest-xdist). Files stay whole; so do the folders e2e and faults,
 in each of which one stack serves most tests, and everything on a GPU.
 """
 
