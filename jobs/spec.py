@@ -575,7 +575,7 @@ class JobSpec(Part):
     (at most `evaluation.max_rows` of them)."""
     name: Annotated[str, Field(min_length=1, max_length=64)] = "job"
     """Shown wherever the job is; need not be unique. Letters and digits of any script, spaces, and `_.-` behind the
-    first."""
+    first; not `last`, nor what looks like an id."""
     model: Annotated[str, Field(min_length=1, max_length=512)] = DEFAULT_MODEL
     """Hub id (`org/name`, `org/name@revision`), folder in the data directory (`./my-model`), the id of a job that has
     delivered a whole model, or a built-in one: `builtin:t5-tiny`, `builtin:qwen-tiny`, `builtin:roberta-tiny`."""

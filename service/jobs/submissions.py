@@ -29,6 +29,8 @@ from jobs.spec import JobSpec, parse_spec
 from jobs.sweeps.directory import find as find_sweep
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
+_NO_NAME = re.compile(r"last|(job|sweep)-.{20,}", re.DOTALL)
+"""What the command line takes for the newest job or sweep, or for an id."""
 
 
 class Submissions:
@@ -83,7 +85,10 @@ class Submissions:
         return make_job(self._runs, self._store, self._tickets, job, spec, submitted)
 
     def check(self, spec: JobSpec) -> None:
-        """Refuse what no job may name: secrets, paths outside the data directory, uploads that there are not."""
+        """Refuse what no job may name: itself as another one, secrets, paths outside the data directory, uploads that
+        there are not.
+        """
+        check_name(spec.name)
         _check_secrets(spec)
         self._check_paths(spec)
 
@@ -146,6 +151,13 @@ def _check_secrets(spec: JobSpec) -> None:
             param=param,
             hint="take it out; what workers need to know stands in .env",
         )
+
+
+def check_name(name: str) -> None:
+    """Raise UserError for a name by which the command line would find something else."""
+    if _NO_NAME.fullmatch(name):
+        means = "the newest one" if name == "last" else "an id"
+        raise UserError(f"name: {name!r} means {means} to the command line; choose another name", param="name")
 
 
 def checked_key(key: str | None) -> None:

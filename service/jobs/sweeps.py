@@ -29,7 +29,7 @@ from jobs.version import VERSION
 from jobs.wrong_spec import explain
 from service import answers
 from service.jobs.actions import Actions
-from service.jobs.submissions import checked_key, sha256
+from service.jobs.submissions import check_name, checked_key, sha256
 
 
 class Repetition(Part):
@@ -85,6 +85,7 @@ class Sweeps:
 
     def _make(self, spec: SweepSpec, *, asked: object, key: str | None) -> answers.Sweep:
         checked_key(key)
+        check_name(spec.name)
         body_sha256 = sha256(asked)
         with self._submitting:
             if key is not None and (earlier := self._submitted_under(key)) is not None:

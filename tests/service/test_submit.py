@@ -67,6 +67,8 @@ BAD: list[tuple[str, Any, str | None, str]] = [
         "outside",
     ),
     ("NUL in a path", {**TINY, "data": {"train": "rows\0.jsonl"}}, "data.train", "control character"),
+    ("the name of the newest", {**TINY, "name": "last"}, "name", "means the newest one"),
+    ("the name of an id", {**TINY, "name": "job-01m8eekagsbsdgymbjnd"}, "name", "means an id"),
     ("model outside", {**TINY, "model": "./../model"}, "model", "outside the data directory"),
 ]
 

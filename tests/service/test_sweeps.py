@@ -101,6 +101,7 @@ BAD: list[tuple[str, Any, str | None, str]] = [
         "space.training.epochs.when",
         "must be a parameter before it",
     ),
+    ("the name of the newest", {**SWEEP, "name": "last"}, "name", "means the newest one"),
     ("direction", {**SWEEP, "direction": "maximize"}, "direction", "of loss a sweep can only minimize"),
     ("seeds", {**SWEEP, "space": {"training.seed": [1, 2]}, "seeds": 2}, "space.training.seed", "`seeds` above 1"),
     ("secret", {**SWEEP, "job": {**JOB, "metadata": {"note": TOKEN}}}, "job.metadata.note", "looks like a secret"),
