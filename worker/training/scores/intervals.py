@@ -1,7 +1,9 @@
-"""How sure a figure is: the bootstrap over rows (Efron 1979), and of a difference over the same rows (Koehn 2004).
+"""How sure a figure is: a share of rows by Wilson's score interval (1927), any other figure by the bootstrap over rows
+(Efron 1979), and a difference by that over the same rows (Koehn 2004).
 
-Rows are drawn with replacement, as many as there are; a metric is computed of each such sample, and 95 % of what comes
-out lies in the interval. The draws depend on the number of rows alone, so the same rows always have the same interval.
+The bootstrap: rows are drawn with replacement, as many as there are; a metric is computed of each such sample, and 95 %
+of what comes out lies in the interval. The draws depend on the number of rows alone, so the same rows always have the
+same interval.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from worker.training.scores.statistics import Floats, Statistics
 
 SAMPLES = 1000
 _LEVELS = (0.025, 0.975)
+_Z = 1.959963984540054
+"""Standard deviations of a normal distribution within which 95 % of it lies."""
 _SEED = 20
 _NUMBERS = 2**22
 """Weights that are drawn at once."""
@@ -26,10 +30,24 @@ def score(statistics: Statistics) -> float:
 
 
 def interval(statistics: Statistics) -> ConfidenceInterval | None:
-    """Of a metric; None: there are too few rows, or it is no number."""
+    """Of a metric; None: there are too few rows, it is no number, or all rows are alike, which says
+    nothing of others.
+    """
     if len(statistics) < LEAST_ROWS:
         return None
-    return _between(np.concatenate([statistics.scores(weights) for weights in _draws(len(statistics))]))
+    if (successes := statistics.successes) is not None:
+        return wilson(successes, len(statistics))
+    found = _between(np.concatenate([statistics.scores(weights) for weights in _draws(len(statistics))]))
+    return None if found is None or found.low == found.high else found
+
+
+def wilson(successes: int, rows: int) -> ConfidenceInterval:
+    """Of a share: of so many rows, so many. Unlike the bootstrap's it has a width where the share is 0 or 1."""
+    share, squared = successes / rows, _Z**2 / rows
+    middle = share + squared / 2
+    reach = _Z * (share * (1 - share) / rows + squared / (4 * rows)) ** 0.5
+    low, high = ((middle + side * reach) / (1 + squared) for side in (-1, 1))
+    return ConfidenceInterval(low=low if successes else 0.0, high=high if successes < rows else 1.0)
 
 
 def difference(statistics: Statistics, base: Statistics) -> BaseDifference | None:

@@ -14,6 +14,8 @@ from jobs.evaluation_metrics import EvaluationMetric
 Floats = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 _M = EvaluationMetric
+_SHARES = (_M.EXACT_MATCH, _M.ACCURACY, _M.SUBSET_ACCURACY)
+"""Metrics to which each row adds 0 or 1."""
 
 
 class Statistics(Protocol):
@@ -24,6 +26,10 @@ class Statistics(Protocol):
 
     def scores(self, weights: Floats) -> Floats:
         """[m, rows] how often each row counts -> [m] the metric."""
+
+    @property
+    def successes(self) -> int | None:
+        """Rows that count as 1, of a metric that is the share of these; None: it is something else."""
 
     @property
     def of_rows(self) -> list[Any]:
@@ -51,6 +57,10 @@ class Sums:
 
     def scores(self, weights: Floats) -> Floats:
         return _FROM_SUMS.get(self.metric, _ratio)(weights @ self.numbers)
+
+    @property
+    def successes(self) -> int | None:
+        return int(self.numbers[:, 0].sum()) if self.metric in _SHARES else None
 
     @property
     def of_rows(self) -> list[Any]:
@@ -112,6 +122,10 @@ class LabelF1:
 
     def __len__(self) -> int:
         return len(self.truth)
+
+    @property
+    def successes(self) -> int | None:
+        return None
 
     def scores(self, weights: Floats) -> Floats:
         counts = [self._counts(each) for each in (self._right, self.truth, self.told)]
