@@ -528,11 +528,31 @@ class AttemptEnded(Fact):
     reason: Reason
     """How it ended."""
     step: int = 0
-    """Optimizer steps done."""
+    """Optimizer steps done: of a trainer that could not say so itself, those that are known."""
+    checkpoint_step: int | None = None
+    """Step of the newest checkpoint: another attempt begins there, and trains the steps since then again. 0: there is
+    none. Null: an earlier version did not say."""
     exit_code: int | None = None
     """Of the process; null where it is not known."""
     error: Fault | None = None
     """Why; null where nothing is wrong."""
+
+    @property
+    def steps_lost(self) -> int:
+        """Steps since the newest checkpoint, of an attempt that did not complete the job."""
+        if self.checkpoint_step is None or self.reason.completes:
+            return 0
+        return max(0, self.step - self.checkpoint_step)
+
+    @property
+    def where(self) -> str:
+        """In words: how far it came, and how much of that has to be done again."""
+        at = f"at step {self.step:,}"
+        if not self.steps_lost:
+            return at
+        newest = f"the newest checkpoint is that of step {self.checkpoint_step:,}"
+        since = newest if self.checkpoint_step else "there is no checkpoint yet"
+        return f"{at} ({since}: {self.steps_lost:,} {'step is' if self.steps_lost == 1 else 'steps are'} lost)"
 
 
 class JobPaused(Fact):

@@ -5,7 +5,8 @@ One function for the supervisor that saw the end and for reconcile that found it
 
 from __future__ import annotations
 
-from jobs.attempt import Finished, Noted, TrainResult
+from jobs.attempt import Finished, Heartbeat, Noted, TrainResult
+from jobs.disk.metrics_file import last_metrics
 from jobs.disk.rundir import RunDir
 from jobs.errors import Superseded
 from jobs.events import (
@@ -40,9 +41,20 @@ def ending(run: RunDir, record: JobRecord, attempt: int, found: Finished) -> lis
     left: list[AnyFact] = [line.fact for line in lines if isinstance(line, Noted)][record.noted :]
     if not record.attempt_open:  # attempt.ended is in the file, what follows from it was lost
         return outcome(record, last.model_copy(update={"reason": record.last_reason or last.reason}))
-    ended = AttemptEnded(reason=last.reason, step=max(last.step, found.step), error=last.error)
     progress = max([record.progress_step, *(fact.step for fact in left if isinstance(fact, CheckpointSaved))])
+    told = (line.step for line in lines if isinstance(line, Heartbeat))
+    step = max([last.step, found.step, *told, _logged(run, attempt)])
+    ended = AttemptEnded(reason=last.reason, step=step, checkpoint_step=progress, error=last.error)
     return [*left, ended, *outcome(record.model_copy(update={"progress_step": progress}), last)]
+
+
+def _logged(run: RunDir, attempt: int) -> int:
+    """The last step in metrics.jsonl, where that is of this attempt; else 0. The next attempt cuts it off there."""
+    try:
+        row = last_metrics(run.metrics_file)
+    except OSError:  # the end of an attempt is told whatever its files are like
+        return 0
+    return row.step if row is not None and row.attempt == attempt else 0
 
 
 def outcome(record: JobRecord, end: Finished) -> list[AnyFact]:

@@ -190,7 +190,7 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
             )
         case AttemptEnded():
             # Nothing but an evaluation is done before step 1.
-            at = "" if fact.reason is Reason.DONE and not fact.step else f" at step {fact.step:,}"
+            at = "" if fact.reason is Reason.DONE and not fact.step else f" {fact.where}"
             return f"attempt {attempt} ended{at}: {_ended(fact)}"
         case JobPaused():
             return "paused until you resume it" if fact.error is None else f"paused: {_cause(fact.error)}"

@@ -47,6 +47,9 @@ def test_how_an_attempt_ended_is_said_once() -> None:
     assert worded(crashed) == "attempt 1 ended at step 9: the trainer crashed"
     known = crashed.model_copy(update={"error": Fault.of(Reason.CRASH, " (signal SIGKILL)")})
     assert worded(known) == "attempt 1 ended at step 9: the trainer crashed (signal SIGKILL)"
+    lost = crashed.model_copy(update={"step": 570, "checkpoint_step": 500})
+    since = "(the newest checkpoint is that of step 500: 70 steps are lost)"
+    assert worded(lost) == f"attempt 1 ended at step 570 {since}: the trainer crashed"
     other = crashed.model_copy(update={"error": Fault(code="crash", message="Segmentation fault")})
     assert worded(other) == "attempt 1 ended at step 9: the trainer crashed: Segmentation fault"
 

@@ -664,14 +664,14 @@ def test_an_event_without_words_is_told_as_it_is_and_holds_nothing_up(
 
 def test_where_the_next_attempt_begins_is_what_the_events_say(channel: JobChannel) -> None:
     story.start(channel.run)
-    crash: list[AnyFact] = [AttemptEnded(reason="crash", step=9), JobQueued(not_before_s=10.0)]
-    channel.run.append(crash)
+    crash: list[AnyFact] = [AttemptEnded(reason="crash", step=9, checkpoint_step=8), JobQueued(not_before_s=10.0)]
+    channel.run.append([AttemptEnded(reason="crash", step=9, checkpoint_step=0), crash[1]])
     channel.turn()
-    told = "starts in 10 s at the earliest. There is no checkpoint yet: it begins at step 0."
+    told = "starts in 10 s at the earliest. There is no checkpoint yet: it begins at step 0. 9 steps are trained again."
     assert told in channel.messages[-1].text
     channel.run.append([AttemptStarted(worker="box-1", device="cpu"), story.LOADED])
     channel.tell(CheckpointSaved(step=8, path="checkpoints/step-00000008", bytes=1, seconds=0.1), *crash)
-    assert "The newest checkpoint is that of step 8." in channel.messages[-1].text
+    assert "The newest checkpoint is that of step 8. 1 step is trained again." in channel.messages[-1].text
     channel.tell(JobPaused())
     assert "It waits until somebody resumes it. The newest checkpoint is that of step 8." in channel.messages[-1].text
     channel.tell(JobResumed(from_scratch=True), JobPaused())

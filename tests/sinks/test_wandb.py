@@ -66,7 +66,7 @@ def test_online_one_run_per_job_across_restarts_and_attempts(tmp_path: Path) -> 
         # Attempt 1 had reached step 120 when it crashed; attempt 2 begins at its checkpoint of step 50.
         story.train(run, 110, 120)
         crash = Fault(code="crash", message="Segmentation fault")
-        run.append([AttemptEnded(reason="crash", step=120, error=crash), JobQueued()])
+        run.append([AttemptEnded(reason="crash", step=120, checkpoint_step=50, error=crash), JobQueued()])
         run.append([AttemptStarted(worker="b", device="cpu")])
         truncate_metrics(run.metrics_file, 50)
         story.train(run, 60, 400, attempt=2)
@@ -87,7 +87,12 @@ def test_online_one_run_per_job_across_restarts_and_attempts(tmp_path: Path) -> 
         }
         assert seen.tables("eval/samples") == [(400, [[400, *["Boil ½ cup of rice."] * 3]] * 2)]
         assert seen.alerts == [
-            ("WARN", "chef: attempt 1 failed, trying again", "The trainer crashed: Segmentation fault")
+            (
+                "WARN",
+                "chef: attempt 1 failed, trying again",
+                "The trainer crashed at step 120 (the newest checkpoint is that of step 50: 70 steps are lost): "
+                "Segmentation fault",
+            )
         ]
         assert (seen.starts, seen.exit_code, seen.group, seen.name) == (2, 0, "job-1", "chef")
         assert (seen.summary["status"], seen.summary["attempts"]) == ("succeeded", 2)

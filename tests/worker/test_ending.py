@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.attempt import Finished, Noted, TrainResult
+from jobs.attempt import Finished, Heartbeat, Noted, TrainResult
 from jobs.disk.files import append_line
 from jobs.disk.rundir import RunDir, create
 from jobs.errors import Conflict, Superseded
@@ -35,7 +35,7 @@ from jobs.events import (
 from jobs.reasons import RESTART_DELAYS_S, Reason
 from jobs.spec import parse_spec
 from jobs.state import Requested, Stage
-from tests.support.samples import STARTED, checked, facts_of, prepared
+from tests.support.samples import STARTED, checked, facts_of, metric_row, prepared
 from worker.ending import ending
 from worker.supervise import stage_outcome
 
@@ -62,6 +62,41 @@ def end(run: RunDir, reason: str, **more: object) -> list[AnyFact]:
 
 def types(facts: list[AnyFact]) -> list[str]:
     return [fact.type for fact in facts]
+
+
+def test_what_is_lost_is_counted_from_all_that_is_known_of_the_trainer(run: RunDir) -> None:
+    # It is killed 70 steps after its checkpoint. Its last heartbeat is of step 568, its last row of metrics of 570.
+    for line in (
+        Noted(at=1.0, fact=CheckpointSaved(step=500, path="checkpoints/step-00000500", bytes=1, seconds=1.0)),
+        Heartbeat(at=2.0, phase="step", step=568),
+    ):
+        append_line(run.attempt_file(1), line)
+    append_line(run.metrics_file, metric_row(570))
+    *_, ended, _ = end(run, "worker_lost", step=0)
+    assert isinstance(ended, AttemptEnded)
+    assert (ended.step, ended.checkpoint_step, ended.steps_lost) == (570, 500, 70)
+    assert ended.where == "at step 570 (the newest checkpoint is that of step 500: 70 steps are lost)"
+    # The next one dies while it loads: the row of the one before is not its own.
+    run.append([STARTED])
+    *_, ended, _ = end(run, "crash")
+    assert isinstance(ended, AttemptEnded)
+    assert (ended.step, ended.checkpoint_step, ended.where) == (0, 500, "at step 0")
+
+
+@pytest.mark.parametrize(
+    ("step", "checkpoint_step", "reason", "where"),
+    [
+        (9, 0, "crash", "at step 9 (there is no checkpoint yet: 9 steps are lost)"),
+        (9, 8, "crash", "at step 9 (the newest checkpoint is that of step 8: 1 step is lost)"),
+        (9, 9, "interrupted", "at step 9"),
+        (9, 8, "done", "at step 9"),
+        (9, None, "crash", "at step 9"),
+    ],
+)
+def test_where_an_attempt_ended_is_said_in_words(
+    step: int, checkpoint_step: int | None, reason: Reason, where: str
+) -> None:
+    assert AttemptEnded(reason=reason, step=step, checkpoint_step=checkpoint_step).where == where
 
 
 @pytest.mark.parametrize("reason", ["interrupted", "worker_lost", "device_busy", "oom_in_optimizer"])

@@ -105,7 +105,8 @@ def planned(job: SinkJob, event: Event, fact: JobPrepared) -> Payload:
 def retry(job: SinkJob, event: Event, fact: JobQueued, ended: AttemptEnded) -> Payload:
     """An attempt failed and another one follows."""
     where = f"at step {ended.step:,}" if ended.step else "before its first step"
-    text = f"{ended.reason.headline} {where}. {next_attempt(job, fact)}"
+    again = f" {_steps(ended.steps_lost)} trained again." if ended.steps_lost else ""
+    text = f"{ended.reason.headline} {where}. {next_attempt(job, fact)}{again}"
     embed = _embed(job, f"{job.submitted.name}: attempt {event.attempt} failed, trying again", WARNING, text, event)
     if ended.error:
         embed["fields"] = [field("What happened", code(ended.error.message))]
@@ -262,6 +263,10 @@ def task_note(fact: TaskSubmitted | TaskWaiting | TaskStarted) -> str:
             return f"Waits on its engine: {fact.message}."
         case TaskStarted():
             return f"Started on {fact.node}, as task {fact.task} of the engine; loading the model."
+
+
+def _steps(count: int) -> str:
+    return "1 step is" if count == 1 else f"{count:,} steps are"
 
 
 def _begins(job: SinkJob) -> str:

@@ -67,7 +67,8 @@ def alert(event: Event, job: SinkJob) -> AlertRequest | None:
         case JobQueued() if job.failed_attempt is not None:
             ended = job.failed_attempt
             why = f": {ended.error.message}" if ended.error else ""
-            return _alert(job, f"attempt {event.attempt} failed, trying again", ended.reason.headline + why, "WARN")
+            text = f"{ended.reason.headline}{f' {ended.where}' if ended.step else ''}{why}"
+            return _alert(job, f"attempt {event.attempt} failed, trying again", text, "WARN")
         case OomRecovered() as fact:
             text = f"Nothing was lost at step {fact.step:,}. {shortage(fact)}. {fact.message}"
             return _alert(job, "out of memory, recovered", text, "WARN")
