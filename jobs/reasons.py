@@ -105,6 +105,8 @@ class Reason(StrEnum):
                     "weights of the model that are not trained have changed in memory", _NEXT.NEVER, "error", 83,
                     "look for faulty memory (of a GPU: `nvidia-smi -q -d ECC`), then: longhaul clone ID --resume")
     CRASH = "crash", "The trainer crashed", "the trainer crashed", _NEXT.BACKOFF, "error", 1, _LOG
+    IMPORT_FAILED = ("import_failed", "A library cannot be imported", "a library cannot be imported",
+                     _NEXT.WHEN_RESUMED, "error", 1, "install it: `make setup`, or build the images anew")
     STALLED = ("stalled", "The trainer stalled and was stopped",
                "the trainer made no progress for too long and was stopped", _NEXT.BACKOFF, "error", 1, _LOG)
     WORKER_LOST = ("worker_lost", "The worker was lost", "the worker was lost", _NEXT.AT_ONCE, "warning", 1,

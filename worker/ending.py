@@ -27,6 +27,9 @@ from jobs.reasons import BUSY_DELAY_S, MOST_BUSY_DELAY_S, MOST_DELAY_S, RESTART_
 from jobs.record import JobRecord
 from jobs.state import Requested, Status
 
+_TO_BE_MENDED = (Reason.DISK_FULL, Reason.IMPORT_FAILED)
+"""Once somebody has done what the hint says, the job can be resumed."""
+
 
 def ending(run: RunDir, record: JobRecord, attempt: int, found: Finished) -> list[AnyFact]:
     """The facts that close `attempt`, decided on the record as it stands under the lock.
@@ -65,7 +68,7 @@ def outcome(record: JobRecord, end: Finished) -> list[AnyFact]:
         return [JobCancelled(checkpoint=record.checkpoint)]
     fault = end.error or Fault.of(end.reason)
     if end.reason.next_attempt is NextAttempt.WHEN_RESUMED:
-        return [JobPaused(error=resumable(record, fault) if end.reason is Reason.DISK_FULL else fault)]
+        return [JobPaused(error=resumable(record, fault) if end.reason in _TO_BE_MENDED else fault)]
     if record.requested is Requested.PAUSE:
         return [JobPaused()]
     match end.reason.next_attempt:

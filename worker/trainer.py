@@ -26,6 +26,7 @@ SILENCE_S = 5 * 60.0
 SILENCE_INTERVALS = 20.0
 AWAY_S = 10.0
 """A look that took longer, or came later, waited for the folder, as its trainer did: or the machine stood still."""
+_IMPORT_ERRORS = (": ModuleNotFoundError: ", ": ImportError: ")
 
 
 Starter = Callable[[Sequence[str], int], Process]
@@ -148,7 +149,10 @@ class Trainer:
         if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
             return self._ended(Reason.HOST_OUT_OF_MEMORY, place)
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return self._ended(Reason.CRASH, f" ({how}){self._last_output()}")
+        said = self._last_output()
+        if said.startswith(_IMPORT_ERRORS):  # the next attempt would end in the same way
+            return self._ended(Reason.IMPORT_FAILED, said)
+        return self._ended(Reason.CRASH, f" ({how}){said}")
 
     def _end_of_a_rank(self) -> Finished | None:
         """What ended another rank of this attempt, which rank 0 waited for in vain."""

@@ -99,6 +99,13 @@ def test_where_an_attempt_ended_is_said_in_words(
     assert AttemptEnded(reason=reason, step=step, checkpoint_step=checkpoint_step).where == where
 
 
+@pytest.mark.parametrize("reason", ["disk_full", "import_failed"])
+def test_what_a_person_can_mend_pauses_the_job_at_once_and_says_how_to_resume_it(run: RunDir, reason: Reason) -> None:
+    *_, paused = end(run, reason, error={"code": "x", "message": "it is not there", "hint": "install it"})
+    assert isinstance(paused, JobPaused) and paused.error is not None
+    assert paused.error.hint == "install it; then `longhaul resume job-1`"
+
+
 @pytest.mark.parametrize("reason", ["interrupted", "worker_lost", "device_busy", "oom_in_optimizer"])
 def test_what_is_nobodys_fault_is_not_counted(run: RunDir, reason: Reason) -> None:
     for _ in range(4):

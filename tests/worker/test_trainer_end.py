@@ -33,6 +33,12 @@ from worker.warm import OwnProcess
 def test_a_crash_is_explained_by_an_error_or_by_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, message: str
 ) -> None:
+    error = end_of(tmp_path, monkeypatch, code).error
+    assert error is not None and error.message.endswith(message), error
+
+
+def end_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> Finished:
+    """Of a trainer that logs a line, then does that."""
     program = tmp_path / "trainer"
     program.write_text(
         f"#!{sys.executable}\nimport faulthandler, logging, os\n"
@@ -45,8 +51,23 @@ def test_a_crash_is_explained_by_an_error_or_by_nothing(
     run, _ = create(tmp_path, "job-1", spec, JobSubmitted(name="tiny", model="m", spec_sha256="s"))
     trainer = Trainer(run, Stage.CHECK, None, here(os.environ))
     assert trainer.wait(60)
-    error = trainer.end().error
-    assert error is not None and error.message.endswith(message), error
+    return trainer.end()
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
+        ("from os import no_such_name", "ImportError: cannot import name 'no_such_name' from 'os'"),
+    ],
+)
+def test_a_library_that_cannot_be_imported_is_no_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, message: str
+) -> None:
+    end = end_of(tmp_path, monkeypatch, code)
+    assert end.reason is Reason.IMPORT_FAILED and end.error is not None
+    assert end.error.message.startswith(f"a library cannot be imported: {message}")
+    assert "make setup" in str(end.error.hint)
 
 
 def test_a_folder_that_was_away_is_no_silence_of_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
