@@ -304,8 +304,12 @@ def test_too_many_bad_rows_are_refused_with_their_commonest_reasons(workplace: W
     assert (error.detail_code, error.reason) == ("too_many_invalid_rows", "bad_data")
     assert "6 of 100 rows of rows.jsonl cannot be used (6.0%" in str(error)
     assert "bad JSON: 3 (lines 95, 96, 100)" in str(error)
+    assert str(error.hint).endswith("or set data.max_invalid_fraction to 0.06 to continue without them")
     result = workplace.check(workplace.job(data={"max_invalid_fraction": 0.06}))["plan"]
     assert sum(result["invalid_rows"].values()) == 6
+    # Of a file that is mostly something else nobody is led to learn the rest.
+    workplace.rows("rows.jsonl", pairs(14) + bad)
+    assert "max_invalid_fraction" not in str(refusal(workplace).hint)
 
 
 def test_a_bad_start_of_a_long_file_is_not_held_against_the_rest(workplace: Workplace) -> None:

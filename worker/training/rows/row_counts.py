@@ -12,6 +12,8 @@ from jobs.errors import BadData
 from worker.training.rows.row import NOT_UTF8, REPAIRS, reencode
 
 _FIRST_ROWS = 3
+_MOST_LEFT_OUT = 0.1
+"""Where more rows cannot be used, their reason is to be mended: what is left would be another data set."""
 
 
 @dataclass
@@ -86,10 +88,10 @@ class RowCounts:
         share = self.invalid / of
         [(most, _)] = self.rejected.most_common(1)
         hint = reencode(name) if most == NOT_UTF8 else REPAIRS.get(most, "repair these lines")
-        if share < 1:  # rounded up, so that it helps
+        if share <= _MOST_LEFT_OUT:  # rounded up, so that it helps
             enough = math.ceil(share * 1000) / 1000
             hint += f", or set data.max_invalid_fraction to {enough:g} to continue without them"
-        elif most not in (NOT_UTF8, *REPAIRS):
+        elif share == 1 and most not in (NOT_UTF8, *REPAIRS):
             hint += ", or say in data.input and data.target what else to learn from"
         commonest = "; ".join(
             f"{reason}: {count} (line{'s' if count > 1 else ''} {', '.join(map(str, self.first[reason]))}"
