@@ -57,6 +57,15 @@ def test_the_scores_of_resamples_are_those_of_the_resampled_texts() -> None:
         assert each.scores(weights) == pytest.approx(expected, abs=1e-9), metric
 
 
+def test_bleu_of_answers_of_two_words_is_not_0_for_want_of_four() -> None:
+    targets = [f"{colour} {fruit}" for colour in ("red", "green", "dark blue") for fruit in ("apple", "plum", "pear")]
+    assert scores(targets[:6], targets[:6])["bleu"] == pytest.approx(100)
+    assert scores(targets, [*targets[:-1], "black grape"])["bleu"] == pytest.approx(
+        sacrebleu.BLEU(effective_order=True).corpus_score([*targets[:-1], "black grape"], [targets]).score
+    )
+    assert 60 < scores(targets, [*targets[:-1], "black grape"])["bleu"] < 100
+
+
 def test_nothing_is_an_exact_match_of_nothing() -> None:
     assert scores(["", " \n", "yes"], ["", "", " yes\n"])["exact_match"] == pytest.approx(1 / 3)
 

@@ -84,13 +84,16 @@ def _perplexity(sums: Floats) -> Floats:
 
 
 def sacrebleu_metric(metric: EvaluationMetric, *, characters: bool = False) -> Any:
-    """chrF or BLEU as sacrebleu computes it by default; BLEU of `characters` with its tokenizer `char`."""
+    """chrF or BLEU as sacrebleu computes it by default; BLEU of `characters` with its tokenizer `char`, and, where all
+    texts are too short to have 4 words in a row, of the longest rows of words that they have (`effective_order`).
+    """
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
     if metric is _M.CHRF:
         return CHRF()
-    return BLEU(tokenize="char" if characters else None, force=True)  # force: no warning about tokenized texts
+    # force: no warning about tokenized texts.
+    return BLEU(tokenize="char" if characters else None, effective_order=True, force=True)
 
 
 def _sacrebleu(metric: EvaluationMetric) -> Callable[[Floats], Floats]:
