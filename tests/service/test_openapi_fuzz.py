@@ -11,7 +11,7 @@ from tests.service.running import running
 from tests.service.seeded import seed
 from tests.support.samples import beating
 
-EXAMPLES = 8
+EXAMPLES = 15
 """Of each operation; benchmarks/schemathesis_full.py has many more."""
 
 

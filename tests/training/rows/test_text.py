@@ -220,18 +220,23 @@ CALL = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function
 PICTURE = {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}
 
 
+A_CALL, NO_TEXT = "a turn with a tool call, which cannot be learned", "a turn that is not text alone"
+
+
 @pytest.mark.parametrize(
-    "turn",
+    ("turn", "reason"),
     [
-        CALL, CALL | {"content": None}, {"role": "assistant", "content": "", "function_call": {"name": "f"}},
-        {"role": "user", "content": [{"type": "text", "text": "What is this?"}, PICTURE]},
-        {"role": "user", "content": 42}, {"role": "user", "content": None}, {"role": "user"},
+        (CALL, A_CALL), (CALL | {"content": None}, A_CALL),
+        ({"role": "assistant", "content": "", "function_call": {"name": "f"}}, A_CALL),
+        ({"role": "user", "content": [{"type": "text", "text": "What is this?"}, PICTURE]}, NO_TEXT),
+        ({"role": "user", "content": 42}, NO_TEXT), ({"role": "user", "content": None}, NO_TEXT),
+        ({"role": "user"}, NO_TEXT),
     ],
 )  # fmt: skip
-def test_a_chat_that_is_not_text_alone_is_rejected_and_not_learned_in_part(turn: dict[str, Any]) -> None:
+def test_a_chat_that_is_not_text_alone_is_rejected_and_not_learned_in_part(turn: dict[str, Any], reason: str) -> None:
     turns = [{"role": "user", "content": "Hi"}, turn, {"role": "assistant", "content": "Hello", "tool_calls": None}]
     for field in ("prompt", "completion"):
-        with pytest.raises(Defect, match=r"^a turn that is not text alone$"):
+        with pytest.raises(Defect, match=f"^{reason}$"):
             template(f"messages.{field}", "data.input").fill({"messages": turns})
 
 

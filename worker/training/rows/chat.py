@@ -104,7 +104,9 @@ def _turn(turn: Any) -> Turn | None:
                 parts = [part.get("text") if isinstance(part, dict) else part for part in content]
                 texts = [text for text in parts if isinstance(text, str)]
                 content = "".join(texts) if len(texts) == len(parts) else None
-            if not isinstance(content, str) or turn.get("tool_calls") or turn.get("function_call"):
+            if turn.get("tool_calls") or turn.get("function_call"):
+                raise Defect("a turn with a tool call, which cannot be learned")
+            if not isinstance(content, str):
                 raise Defect("a turn that is not text alone")
             if any(turn.get(each) for each in _REASONING):
                 raise Defect("a turn with its reasoning apart from its text")

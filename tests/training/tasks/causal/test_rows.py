@@ -233,6 +233,62 @@ def test_rows_that_a_template_cannot_write_are_rejected_beside_others(folder: Pa
     tried(tokenizer, [texts_of(with_system), texts_of(ROW)], LIMITS, everything=False)
 
 
+# They write turns of the roles that they know, and say nothing of others.
+KNOWN_ROLES = (
+    "{% for m in messages %}{% if m['role'] in ('system', 'user', 'assistant') %}"
+    + _TURN
+    + "{% endif %}{% endfor %}"
+    + _ASK
+)
+REFUSES = (
+    "{% for m in messages %}{% if m['role'] not in ('system', 'user', 'assistant') %}"
+    "{{ raise_exception('no such role') }}{% endif %}" + _TURN + "{% endfor %}" + _ASK
+)
+SYSTEM_FIRST = (
+    "{% if messages[0]['role'] == 'system' %}{{ '<|im_start|>system\n' + messages[0]['content'] }}"
+    "{{ '<|im_end|>\n' }}{% endif %}{% for m in messages if m['role'] != 'system' %}" + _TURN + "{% endfor %}" + _ASK
+)
+SYSTEM_IN_USER = (
+    "{% set ns = namespace(system='') %}{% for m in messages %}{% if m['role'] == 'system' %}"
+    "{% set ns.system = m['content'] + '\n\n' %}{% else %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+    "{% if m['role'] == 'user' %}{{ ns.system }}{% set ns.system = '' %}{% endif %}{{ m['content'] + '<|im_end|>\n' }}"
+    "{% endif %}{% endfor %}" + _ASK
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "role", "written"),
+    [
+        (CHATML, "observation", "<|im_start|>observation\nIt weighs 3 kg."),
+        (CHATML, "developer", "<|im_start|>developer\nIt weighs 3 kg."),
+        (KNOWN_ROLES, "developer", "<|im_start|>system\nIt weighs 3 kg."),
+        (KNOWN_ROLES, "observation", None),
+        (KNOWN_ROLES, "function_call", None),
+        (REFUSES, "developer", "<|im_start|>system\nIt weighs 3 kg."),
+        (SYSTEM_IN_USER, "system", "<|im_start|>user\nIt weighs 3 kg.\n\nWhere is my kettle?"),
+    ],
+)
+def test_every_turn_is_in_what_is_learned_or_the_row_is_rejected_by_the_role(
+    template: str, role: str, written: str | None, folder: Path, tmp_path: Path
+) -> None:
+    tokenizer = with_template(folder, tmp_path, template)
+    row = {"messages": [{"role": role, "content": "It weighs 3 kg."}, *ROW["messages"]]}
+    rows = encoded(tokenizer, texts_of(row))
+    if written is None:
+        assert rows.defects == {0: f"the chat template leaves out turns of the role '{role}'"}
+    else:
+        text = tokenizer.chat.render(texts_of(row), everything=False).text
+        assert not rows.defects and written in text
+        assert tokenizer.chat.prompt(texts_of(row))[0].startswith(text[: text.index("It is on its way.")])
+
+
+def test_a_second_system_turn_that_is_left_out_is_seen(folder: Path, tmp_path: Path) -> None:
+    tokenizer = with_template(folder, tmp_path, SYSTEM_FIRST)
+    system = {"role": "system", "content": "It weighs 3 kg."}
+    rows = encoded(tokenizer, texts_of({"messages": [system, *ROW["messages"][:2], system, *ROW["messages"][2:]]}))
+    assert rows.defects == {0: "the chat template leaves out turns of the role 'system'"}
+
+
 def test_prompt_and_completion_become_a_chat_or_follow_each_other(folder: Path, tmp_path: Path) -> None:
     pair = texts_of({"prompt": "two plus two", "completion": "four"}, "prompt", "completion")
     chat = with_template(folder, tmp_path / "chat", CHATML)

@@ -4,13 +4,15 @@ With a chat template, every row is a chat: of a prompt and its completion, one t
 is what the template makes of all turns. A reply is learned from where the template asks for it (the text of the turns
 before, with the generation prompt) to the token that ends it, that included: what the model itself has to write. Where
 replies begin is found by rendering each beginning of the chat, for templates that mark replies are rare. A template
-that says something else of a beginning than of the whole would train what nobody asks for: such rows are defects.
+that says something else of a beginning than of the whole would train what nobody asks for, and one that leaves out a
+turn, of a role that it does not know, would teach replies to what nobody said: such rows are defects.
 
 Without a template, a completion follows its prompt on a new line, and the tokenizer's end token ends it.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -30,7 +32,12 @@ NOT_A_BEGINNING = "the chat template changes earlier turns"
 NO_END = "the chat template does not end a reply with an end token"
 NOT_SAID = "the chat template does not repeat a reply as it is"
 NOT_RENDERED = "the chat template refuses the turns"
+LEFT_OUT = "the chat template leaves out turns of the role"
 SPECIAL = "a special token in the text"
+DEVELOPER, SYSTEM = "developer", "system"
+"""What OpenAI calls the role since 2025; what nearly all templates know."""
+_SEQUENCES, _ROLE_SHOWN = 1024, 30
+"""Sequences of roles whose turns that are left out are remembered; characters of a role that are shown."""
 
 
 class Span(NamedTuple):
@@ -86,7 +93,10 @@ class ChatFormat:
         if texts.turns and self.template is None:
             raise Defect(NO_TEMPLATE)
         if self.takes(texts):
-            return self._written(texts.turns or (Turn("user", texts.input, False),), asking=True), True
+            turns = self._known(texts.turns or (Turn("user", texts.input, False),))
+            text = self._written(turns, asking=True)
+            self._check_all_said(turns)
+            return text, True
         return f"{texts.input}{SEPARATOR}" if texts.input else texts.target, False
 
     def takes(self, texts: Texts) -> bool:
@@ -108,8 +118,32 @@ class ChatFormat:
     def _chat(self, turns: Sequence[Turn]) -> Rendered:
         if self.template is None:
             raise Defect(NO_TEMPLATE)
+        turns = self._known(turns)
         text = self._written(turns)
-        return Rendered(text, list(self._spans(text, turns)), as_chat=True)
+        spans = list(self._spans(text, turns))
+        self._check_all_said(turns)
+        return Rendered(text, spans, as_chat=True)
+
+    def _known(self, turns: Sequence[Turn]) -> Sequence[Turn]:
+        """Turns of the developer as those of the system, where the template writes only these."""
+        if all(turn.role != DEVELOPER for turn in turns):
+            return turns
+        as_system = [replace(turn, role=SYSTEM) if turn.role == DEVELOPER else turn for turn in turns]
+        try:
+            self._written(turns)
+        except Defect:
+            return as_system
+        return as_system if any(turns[place].role == DEVELOPER for place in self._left_out(turns)) else turns
+
+    def _check_all_said(self, turns: Sequence[Turn]) -> None:
+        """Raise Defect where a turn is not in the text; replies that are learned are looked for as they are."""
+        for place in self._left_out(turns):
+            if not turns[place].learned:
+                raise Defect(f"{LEFT_OUT} {turns[place].role[:_ROLE_SHOWN]!r}")
+
+    def _left_out(self, turns: Sequence[Turn]) -> tuple[int, ...]:
+        """Places of turns whose content the template does not write, whatever it is."""
+        return _left_out(self.template, tuple(self.names.items()), tuple(turn.role for turn in turns))
 
     def _spans(self, text: str, turns: Sequence[Turn]) -> Iterator[Span]:
         for place, turn in enumerate(turns):
@@ -143,3 +177,15 @@ class ChatFormat:
         except Exception as error:  # a program from outside: it may raise anything
             raise Defect(f"{NOT_RENDERED}: {str(error)[:100]}") from None
         return written
+
+
+@functools.lru_cache(_SEQUENCES)
+def _left_out(template: str | None, names: tuple[tuple[str, str], ...], roles: tuple[str, ...]) -> tuple[int, ...]:
+    """Of a chat in which every turn says something that nothing else in it says."""
+    said = [f"what turn {place} of all says" for place in range(len(roles))]
+    turns = [Turn(role, content, False) for role, content in zip(roles, said, strict=True)]
+    try:
+        text = ChatFormat(template, dict(names), (), ())._written(turns)
+    except Defect:  # it wants contents of its own, such as JSON
+        return ()
+    return tuple(place for place, content in enumerate(said) if content not in text)

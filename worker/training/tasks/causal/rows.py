@@ -21,6 +21,7 @@ from worker.training.dataset.tokens import EncodedTexts, TokenizerState, open_to
 from worker.training.rows.row import Defect
 from worker.training.rows.text import Texts
 from worker.training.tasks.causal.chat import (
+    LEFT_OUT,
     NO_END,
     NO_TEMPLATE,
     NOT_A_BEGINNING,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 NOTHING_LEARNED = "no reply within data.max_tokens"
 ACROSS = "a token across the beginning of a reply"
 OTHER_PROMPT = "a reply behind other tokens than its prompt has when the model is asked"
-_OF_TEMPLATE = (NO_TEMPLATE, NOT_A_BEGINNING, NO_END, NOT_SAID, NOT_RENDERED, ACROSS)
+_OF_TEMPLATE = (NO_TEMPLATE, NOT_A_BEGINNING, NO_END, NOT_SAID, NOT_RENDERED, LEFT_OUT, ACROSS)
 """Defects whose cause is the tokenizer, where the first rows have them."""
 _PROMPT_ENDS = 256
 """Ends of prompts whose tokens are remembered: most templates have one."""
