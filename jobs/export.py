@@ -73,7 +73,7 @@ class FinishedModel:
                 missing = NOT_WRITTEN[self.family]
                 return UNSUPPORTED, unsupported_text(format, f"Longhaul does not write {missing} of {self.family}")
             case ExportFormat.GGUF if self.task != "causal":
-                return UNSUPPORTED, unsupported_text(format, "it is no causal model")
+                return UNSUPPORTED, unsupported_text(format, "it is not a causal model")
             case ExportFormat.GGUF if self.family not in (None, *GGUF_FAMILIES):
                 return UNSUPPORTED, unsupported_text(format, f"{self.family} is none of {', '.join(GGUF_FAMILIES)}")
         return None

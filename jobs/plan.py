@@ -61,7 +61,7 @@ class SourcePlan(Frozen):
     revision: str | None = None
     """Commit of a hub data set; every attempt uses this one."""
     input: str | None
-    """Template, as resolved; null: the target is all there is."""
+    """Template, as resolved; null: there is a target alone."""
     target: str
     """Template, as resolved."""
     read_as: str | None = None
@@ -99,7 +99,7 @@ class DataPlan(Frozen):
     validation_target: str | None = None
     """Likewise. Null: they have no file of their own, or it is read like the training rows."""
     input: str | None
-    """Template, as resolved; of several sources the first one's. Null: the target is all there is."""
+    """Template, as resolved; of several sources the first one's. Null: there is a target alone."""
     target: str
     """Template, as resolved; as the input's."""
     sources: tuple[SourcePlan, ...] = ()
@@ -354,7 +354,7 @@ class CheckSummary(Frozen):
     duplicates: int
     """Rows equal to an earlier one among those looked at."""
     input: str | None
-    """Template, as resolved; null: the target is all there is."""
+    """Template, as resolved; null: there is a target alone."""
     target: str
     """Template, as resolved."""
     read_as: str | None = None

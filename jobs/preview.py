@@ -61,7 +61,7 @@ class SourcePreview(Frozen):
     read_as: str | None
     """What the rows were recognized as by their columns, such as `OpenAI chat`; null: the job names its templates."""
     input: str | None
-    """Template, as resolved; null: the target is all there is."""
+    """Template, as resolved; null: there is a target alone."""
     target: str
     """Template, as resolved."""
     rows: list[RowPreview]

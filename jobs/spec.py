@@ -362,7 +362,7 @@ class TrainingSpec(Part):
     """How long and how fast to learn."""
 
     epochs: Annotated[int, Field(ge=1, le=10_000)] = 5
-    """Times that every row is seen."""
+    """Passes over all rows."""
     max_steps: Annotated[int, Field(ge=1, le=1_000_000_000)] | None = None
     """The run has at most so many optimizer steps, however many the epochs have. Null: those of all epochs."""
     max_hours: Annotated[float, Field(gt=0.0, le=10_000.0)] | None = None

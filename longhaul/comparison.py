@@ -27,7 +27,7 @@ def print_comparison(found: Comparison, console: Console) -> None:
     for cause in found.causes:
         console.print("\n", Text(cause.text, style="bold"), sep="")
     tables = [(_TITLES.get(group.name, group.name), group.differences) for group in found.groups]
-    for title, differences in [*tables, ("labels, which explain nothing", found.labels)]:
+    for title, differences in [*tables, ("labels (they change nothing)", found.labels)]:
         if differences:
             console.print(f"\n{title}", style="italic")
             _print_differences(differences, letters, console)

@@ -95,7 +95,8 @@ class _Shown:
         """Text at once; what else happens is noted."""
         match type:
             case "waiting" if data["ahead"]:
-                self._call.note(f"waiting: {data['ahead']} requests come first, or fewer: clients take turns")
+                requests = "request" if data["ahead"] == 1 else "requests"
+                self._call.note(f"waiting behind at most {data['ahead']} {requests}: clients take turns")
             case "loading":
                 self._call.note(f"loading the model {TITLES[data['model']]} on the {_place(data['device'])}")
             case "text":

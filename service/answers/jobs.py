@@ -24,7 +24,7 @@ class Hyperparameters(Answer):
     """OpenAI's three, from `spec.training`; null with it."""
 
     n_epochs: int | None
-    """Times that every row is seen."""
+    """Passes over all rows."""
     batch_size: int | None
     """Rows of one optimizer step."""
     learning_rate: float | None

@@ -85,7 +85,7 @@ class Actions:
 
         def decide(record: JobRecord) -> Sequence[AnyFact]:
             if record.status.terminal:
-                raise Conflict(f"job {job} is already {record.status}: there is nothing to cancel")
+                raise Conflict(f"job {job} has already ended ({record.status}): there is nothing to cancel")
             return cancellation(record)
 
         return self._append(job, decide)

@@ -44,7 +44,7 @@ _EXAMPLES: dict[int, dict[str, dict[str, Any]]] = {
     },
     408: {"body_too_slow": {"message": "the body did not arrive within 1 min"}},
     409: {
-        "conflict": {"message": f"job {_JOB} is already succeeded: there is nothing to cancel"},
+        "conflict": {"message": f"job {_JOB} has already ended (succeeded): there is nothing to cancel"},
         "damaged": {
             "message": f"job {_JOB} is damaged: line 7 of events.jsonl is not an event: its CRC does not match",
             "hint": f"`longhaul repair {_JOB}` keeps the 6 events before it, after a backup",
@@ -71,7 +71,7 @@ _EXAMPLES: dict[int, dict[str, dict[str, Any]]] = {
             "hint": f"`longhaul export {_JOB} --to ctranslate2` or `longhaul download {_JOB}` for model/ as it is",
         },
         "export_unsupported": {
-            "message": "this model cannot be exported to gguf: it is no causal model",
+            "message": "this model cannot be exported to gguf: it is not a causal model",
             "hint": f"`longhaul export {_JOB} --to ctranslate2` or `longhaul download {_JOB}` for model/ as it is",
         },
         "dataset_exists": {

@@ -275,7 +275,7 @@ def test_every_key_of_a_job_is_listed(run: Run) -> None:
     known = {key["name"]: key for key in run("keys", "--json")}
     assert known["training.epochs"] == {
         "name": "training.epochs", "values": "integer, 1 to 10,000", "default": "5",
-        "meaning": "Times that every row is seen.", "holds_keys": False,
+        "meaning": "Passes over all rows.", "holds_keys": False,
     }  # fmt: skip
     listed = re.findall(r"^\| `([a-z_.\[\]]+)` \|", REFERENCE.read_text(), re.MULTILINE)
     assert set(listed) == {key["name"] for key in known.values() if "." in key["name"] or not key["holds_keys"]}

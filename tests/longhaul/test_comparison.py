@@ -39,7 +39,7 @@ def test_it_fits_any_terminal_and_the_cause_comes_first(width: int, count: int) 
     words = " ".join(text.split())
     cause = "too-long needs 9.0 GiB more than fits: memory.micro_batch is 16, not 8 (+9.0 GiB)."
     assert words.index(cause) < words.index("memory.peak_bytes")
-    assert "labels, which explain nothing" in words and "other settings" in words
+    assert "labels (they change nothing)" in words and "other settings" in words
     assert count < 10 or "8 (A, C, D, E, F, G, H, I, J) · 16 (B) B +9.0 GiB" in words
 
 

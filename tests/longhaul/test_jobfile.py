@@ -85,8 +85,8 @@ def test_a_json_array_holds_rows(tmp_path: Path, text: str) -> None:
     [
         (None, [], "No such file"),
         (b'{"name": ', [], "line 1, column 10"),
-        (b'{"a": [1,\n2 ,\n ],}', [], "a comma too many before ] at line 2, column 3"),
-        (b'{"data": {},\n}', [], "a comma too many before } at line 1, column 12"),
+        (b'{"a": [1,\n2 ,\n ],}', [], "an extra comma before ] at line 2, column 3"),
+        (b'{"data": {},\n}', [], "an extra comma before } at line 1, column 12"),
         (b'{"a": 1,, "b": 2}', [], "enclosed in double quotes at line 1, column 9"),
         (b"\xff", [], "not UTF-8"),
         (b"{}\n}", [], "line 2, column 1"),

@@ -94,7 +94,7 @@ def test_submit_show_list_steer(service: Service, job_file: str, capsys: pytest.
     assert "cancel requested" in capsys.readouterr().out
     service.append(job["id"], *END)
     assert main(["cancel", job["id"]]) == 2
-    assert "already succeeded" in capsys.readouterr().err
+    assert "already ended (succeeded)" in capsys.readouterr().err
 
 
 def test_on_names_the_engine_of_a_job_and_show_its_task(

@@ -117,7 +117,7 @@ function showErrors(error, alone) {
       const link = document.createElement("a");
       link.href = `#${at.id}`;
       link.textContent = at.name;
-      line.append(link, " says why.");
+      line.append("See ", link, ".");
     } else if (alone || several) line.append(text);
     box.append(line);
   }

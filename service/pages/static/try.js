@@ -38,7 +38,7 @@ function how(answer) {
 }
 
 function part(type, data) {
-  if (type === "waiting") status.textContent = data.ahead ? `Waiting: ${data.ahead} requests come first, or fewer …` : "Waiting …";
+  if (type === "waiting") status.textContent = data.ahead ? `Waiting behind at most ${data.ahead} ${data.ahead === 1 ? "request" : "requests"} …` : "Waiting …";
   else if (type === "loading") status.textContent = "Loading the model …";
   else if (type === "loaded") status.textContent = "Answering …";
   else if (type === "text") tile(data.model).textContent += data.text;

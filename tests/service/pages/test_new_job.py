@@ -223,7 +223,7 @@ def test_every_error_of_a_job_stands_at_its_field(service: Service, watched: Wat
     expect(page.locator("[id='error-data.input']")).to_have_text(f"no row has {HOSTILE}\n{hint}")
     expect(page.locator("#columns")).to_have_attribute("open", "")
     expect(page.locator("#main").get_by_text("no row has")).to_have_count(1)
-    expect(page.locator("#check")).to_contain_text("data.input says why")
+    expect(page.locator("#check")).to_contain_text("See data.input")
     assert page.title() == "New job · Longhaul" and page.locator("#main img").count() == 0
 
 

@@ -104,7 +104,7 @@ def test_t5_in_ctranslate2_with_the_scale_that_its_head_has(make_run: MakeRun, m
     assert exact.dtype == "bfloat16" and exact.verification.limit == EXACT and exact.verification.tokens >= 40
     assert exported(run, CT2, "float32").verification.difference < EXACT
     assert exported(run, CT2, "int8").verification.difference > 0.0
-    with pytest.raises(Rejected, match="cannot be exported to gguf: it is no causal model") as caught:
+    with pytest.raises(Rejected, match="cannot be exported to gguf: it is not a causal model") as caught:
         exported(run, GGUF)
     assert caught.value.detail_code == "export_unsupported"
 

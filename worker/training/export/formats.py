@@ -25,7 +25,7 @@ class Scores:
     log_probabilities: Sequence[Float64]
     """[rows] of [tokens]."""
     limit: float
-    """Mean absolute difference (nats a token) to the trained model that it may have."""
+    """Mean absolute difference (nats per token) to the trained model that it may have."""
     computed_in: str
     tokenizer_texts: int | None = None
     """Held-out texts that it cuts into the same tokens; None: it has no tokenizer of its own."""

@@ -40,7 +40,7 @@ def reencode(name: str) -> str:
         plain = PurePath(plain).stem
     convert, file = "iconv -f WINDOWS-1252 -t UTF-8", in_shell(name)
     read = f"{unpack} {file} | {convert}" if unpack else f"{convert} {file}"
-    return f"convert it from whatever it is in: {read} > {shlex.quote(f'utf8-{plain}')}"
+    return f"convert it to UTF-8, for example from Windows-1252: {read} > {shlex.quote(f'utf8-{plain}')}"
 
 
 class Defect(Exception):
