@@ -411,7 +411,7 @@ def test_everybody_can_use_it_in_every_state(browser: Browser, service: Service,
         service.run(third).write_preview(DataPreview(sources=[], unrecognized=(raw,)))
         fault = Fault(code="no_usable_columns", message="no columns are recognized", param="data.input")
         service.append(third, JobFailed(error=fault))
-        page.get_by_role("button", name="none: the target is all there is").click()
+        page.get_by_role("button", name="none: only the target is learned").click()
         look("columns asked for")
         assert watched.faults == []
     assert found == {}
