@@ -101,6 +101,7 @@ def test_an_answer_streamed_is_the_answer_whole(place: AskedPlace) -> None:
     assert (tuned["model"], base["model"]) == ("trained", "base")
     assert (whole["device"], whole["why"]) == ("cpu", "LONGHAUL_DEVICE is cpu")
     process = place.model_process()
+    assert Path(f"/proc/{process}/comm").read_text() == f"policy {os.SCHED_IDLE}\n"  # tests/support/never_idle
     assert os.getsid(process) == os.getsid(place.stack.processes["generate"].pid) != process
     assert whole["tokens_per_s"] > 0
 

@@ -16,7 +16,7 @@ from jobs.redis.store import Store
 from jobs.spec import parse_spec
 from jobs.state import Stage
 from tests.support.samples import checked, prepared, write_plan
-from tests.support.shared_stack import stop
+from tests.support.shared_stack import stop_in_order
 from tests.support.stack import Stack
 from worker.reconcile import Reconciler
 
@@ -45,7 +45,7 @@ def waiting(runs: Path, store: Store, job: str) -> RunDir:
 
 def test_waiting_jobs_that_cannot_be_read_do_not_block_those_behind_them(stack: Stack) -> None:
     # Harmed: the first of the order of train, before a worker looks at them. Must hold: the next job's attempt starts.
-    stop(stack, "train")
+    stop_in_order(stack, "train")
     store = Store(connect(stack.redis.url))
     *heads, behind = (waiting(stack.runs, store, f"job-{name}") for name in ("deleted", "garbage", "doubled", "whole"))
     for harm, head in zip((deleted, garbage, doubled), heads, strict=True):

@@ -26,7 +26,7 @@ from tests.faults.conftest import (
 )
 from tests.support.processes import continue_once_asked, freeze, stepping, thaw
 from tests.support.samples import checked, prepared, reasons
-from tests.support.shared_stack import stop
+from tests.support.shared_stack import stop_in_order
 from tests.support.stack import Stack
 from worker.training.checkpoints.checkpoint import verify
 
@@ -127,7 +127,7 @@ def test_redis_wiped_mid_run(stack: Stack, undisturbed: Undisturbed) -> None:
 def test_redis_restarted_and_wiped_mid_queue(stack: Stack, undisturbed: Undisturbed, tmp_path: Path) -> None:
     # kill -9 of Redis (AOF), then FLUSHALL, while jobs of several priorities wait. Must hold: positions, records and
     # events are as before, each time; the jobs are then taken in that order.
-    stop(stack, "train")
+    stop_in_order(stack, "train")
     store = Store(connect(stack.redis.url))
     plan, runs = undisturbed.run.plan(), {}
     for name, priority in (("second", 0), ("third", 0), ("first", 5), ("last", -3)):

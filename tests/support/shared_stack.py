@@ -10,6 +10,8 @@ from pathlib import Path
 import requests
 
 from jobs.disk.rundir import RunDir, list_runs
+from jobs.redis.connection import connect
+from jobs.redis.store import Store
 from tests.support.processes import thaw, trainers
 from tests.support.recipes import ROWS, write_recipes
 from tests.support.stack import ROLES, Stack
@@ -86,6 +88,13 @@ def stop(stack: Stack, *roles: str) -> None:
     for role in roles:
         if role in stack.processes:
             stack.stop(role)
+
+
+def stop_in_order(stack: Stack, role: str) -> None:
+    """Once it listens to signals, which it does before it reports itself, it ends with 0."""
+    workers, pid = Store(connect(stack.redis.url)).workers, stack.processes[role].pid
+    stack.wait_for(lambda: any(each.pid == pid for each in workers.all()) or None, f"the heartbeat of {role}")
+    assert stack.stop(role) == 0
 
 
 def succeeds(stack: Stack, *runs: RunDir) -> None:

@@ -76,7 +76,7 @@ def test_memory_that_runs_out_anywhere_in_a_step_costs_no_step_and_changes_no_gr
     expected = [result.loss.item() for result in islice(run_steps(undisturbed, dataset, noting), 3)]
     assert noting.facts == []
 
-    for k in range(1, counter.count, counter.count // 12):
+    for k in range(1, counter.count, counter.count // 25):
         model = exact_model()
         noting.facts.clear()
         run = run_steps(model, dataset, noting)

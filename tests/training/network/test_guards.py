@@ -234,8 +234,8 @@ def test_loads_from_eight_threads_are_all_good_and_bare_ones_are_not(model_folde
 
     assert threaded_loads("ours", "seq2seq", folders) == {"counts": {"good": 200}, "afterwards": "good"}
     bare = threaded_loads("bare", "seq2seq", folders)
-    assert bare["counts"].get("good", 0) < 190, "from_pretrained has become thread-safe: is our lock still needed?"
-    assert "meta" in bare["counts"]
+    assert bare["counts"].get("good", 0) < 100, "from_pretrained has become thread-safe: is our lock still needed?"
+    assert bare["counts"]["meta"] > 100
     assert bare["afterwards"] in ("missing_keys", "meta_tensor"), "that process is spoilt, and our guards must see it"
 
 
