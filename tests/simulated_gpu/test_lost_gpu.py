@@ -58,14 +58,14 @@ def test_each_gpu_takes_what_it_can_and_no_job_fails_while_one_or_both_are_lost(
 
         machine.gpus("lose", 0)
         machine.until(lambda: "train lost its GPU; again in 1 s" in machine.output())
-        last = submit("last")
+        late = submit("late")
         machine.until(lambda: held.record().waiting_reason is not None)
         machine.until(lambda: any(not each["healthy"] for each in machine.api.workers()["data"]))
         machine.gpus("restore", 0, 1)
         machine.until(lambda: held.record().attempt == 2 and held.record().attempt_open)
         assert gpu_of(held) == LARGE
         machine.api.cancel(held.id)
-        for run in (held, last, next_one):
+        for run in (held, late, next_one):
             machine.wait_for_end(run)
-        assert [run.record().status for run in (held, last, next_one)] == ["cancelled", "succeeded", "succeeded"]
-        assert gpu_of(next_one) == LARGE and held.record().restarts == last.record().restarts == 0
+        assert [run.record().status for run in (held, late, next_one)] == ["cancelled", "succeeded", "succeeded"]
+        assert gpu_of(next_one) == LARGE and held.record().restarts == late.record().restarts == 0
