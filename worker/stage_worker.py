@@ -124,8 +124,7 @@ class StageWorker(rq.Worker):
             log.warning("already stopping: the trainer finishes its step and writes a checkpoint")
             return
         self._stop_received = True
-        if self.horse_pid:
-            os.kill(self.horse_pid, signal.SIGTERM)
+        self._forward_stop()
         log.info("worker %s: stopping after the job in hand", self.name)
         if self.get_state() != WorkerStatus.BUSY:
             raise StopRequested
@@ -137,9 +136,15 @@ class StageWorker(rq.Worker):
         try:
             super().fork_work_horse(job, queue)
             if self._stop_requested:
-                os.kill(self.horse_pid, signal.SIGTERM)
+                self._forward_stop()
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+    def _forward_stop(self) -> None:
+        """To the horse, if there is one: it may have ended, and its parent not have noticed yet."""
+        if self.horse_pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.horse_pid, signal.SIGTERM)
 
     def setup_work_horse_signals(self) -> None:
         """The forked child begins here. Ctrl+C is the parent's; SIGTERM sets a flag that the supervisor looks at."""

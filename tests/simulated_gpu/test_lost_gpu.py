@@ -57,8 +57,8 @@ def test_each_gpu_takes_what_it_can_and_no_job_fails_while_one_or_both_are_lost(
         assert (gpu_of(other), other.record().status) == (SMALL, "succeeded"), "it has lost nothing"
 
         machine.gpus("lose", 0)
+        late = submit("late")  # an idle worker looks at its GPU when there is a job to take
         machine.until(lambda: "train lost its GPU; again in 1 s" in machine.output())
-        late = submit("late")
         machine.until(lambda: held.record().waiting_reason is not None)
         machine.until(lambda: any(not each["healthy"] for each in machine.api.workers()["data"]))
         machine.gpus("restore", 0, 1)
