@@ -6,8 +6,12 @@ import json
 import os
 import select
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from typing import IO
+
+from worker.warm import ForkedProcess, OwnProcess, fork
 
 
 class ChildGone(Exception):
@@ -20,7 +24,7 @@ class JsonChild:
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._process = subprocess.Popen(
+        process = OwnProcess(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -28,10 +32,31 @@ class JsonChild:
             process_group=0,
             bufsize=0,
         )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._stdin = self._process.stdin
-        self._stdout = self._process.stdout
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._speak(process, process.stdin, process.stdout)
+
+    @classmethod
+    def forked(cls, warm: str, arguments: Sequence[str], environment: Mapping[str, str]) -> JsonChild | None:
+        """`python -m worker.training ARGUMENTS`, forked by the process that listens at the socket `warm`. None: start
+        it yourself.
+        """
+        theirs_in, ours_in = os.pipe()
+        ours_out, theirs_out = os.pipe()
+        stdin, stdout = os.fdopen(ours_in, "wb", 0), os.fdopen(ours_out, "rb", 0)
+        process = fork(warm, arguments, environment, theirs_out, theirs_in, sys.stderr.fileno())
+        os.close(theirs_in)
+        os.close(theirs_out)
+        if process is None:
+            stdin.close()
+            stdout.close()
+            return None
+        child = cls.__new__(cls)
+        child._speak(process, stdin, stdout)
+        return child
+
+    def _speak(self, process: OwnProcess | ForkedProcess, stdin: IO[bytes], stdout: IO[bytes]) -> None:
+        self._process, self._stdin, self._stdout = process, stdin, stdout
         self._read, self._unsent = b"", b""
         os.set_blocking(self._stdin.fileno(), False)
 

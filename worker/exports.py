@@ -7,7 +7,6 @@ import fcntl
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 
@@ -15,12 +14,13 @@ from jobs.attempt import Finished, Heartbeat
 from jobs.disk.rundir import RunDir, list_runs
 from jobs.errors import NotFound
 from jobs.export import EXPORTS, ExportFormat, ExportRequest, PushRequest
-from jobs.process.lifeline import PARENT_PID
 from jobs.process.logs import last_error
 from jobs.reasons import Reason
 from jobs.redis.requests import Request
 from worker.requests import AnswerWriter, RequestFailed
 from worker.settings import WorkerSettings
+from worker.trainer import here
+from worker.warm import Process
 
 LOOK_S = 0.5
 SWEEP_S = 60.0
@@ -40,7 +40,12 @@ class ProcessHandler:
 
     def environment(self) -> dict[str, str]:
         """Of its process: without secrets."""
-        return {**self._settings.trainer_environment, PARENT_PID: str(os.getpid())}
+        return dict(self._settings.trainer_environment)
+
+    @property
+    def warm(self) -> str | None:
+        """Socket of the process that forks its process; None: it is started as any program."""
+        return None
 
     def answer(self, request: Request, answer: AnswerWriter) -> None:
         """See `RequestHandler`. Raises NotFound, RequestFailed."""
@@ -51,20 +56,13 @@ class ProcessHandler:
         said, log = run.attempt_file(name), run.attempt_file(name).with_suffix(".log")
         said.unlink(missing_ok=True)
         with open(log, "wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "worker.training", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                process_group=0,
-                env=self.environment(),
-            )
+            process = here(self.environment(), self.warm)(arguments, output.fileno())
         try:
             self._follow(process, run, name, answer)
         finally:
             if process.poll() is None:
                 process.kill()
-            process.wait()
+            code = process.wait()
             self.tidy(run)
         end = _newest(run, name)
         if isinstance(end, Finished) and end.reason is Reason.DONE:
@@ -74,12 +72,12 @@ class ProcessHandler:
         else:
             why = last_error(log.read_text(errors="replace")[-4096:])
             raise RequestFailed(
-                f"the process of this {self.kind} ended with {process.returncode}" + (f": {why[:300]}" if why else ""),
+                f"the process of this {self.kind} ended with {code}" + (f": {why[:300]}" if why else ""),
                 code="crash",
                 hint=f"its log is {log} on the server",
             )
 
-    def _follow(self, process: subprocess.Popen[bytes], run: RunDir, name: str, answer: AnswerWriter) -> None:
+    def _follow(self, process: Process, run: RunDir, name: str, answer: AnswerWriter) -> None:
         """Until it ends. Raises what `AnswerWriter.hold` and `AnswerWriter.add` do."""
         told: Heartbeat | None = None
         while True:
@@ -108,6 +106,15 @@ class ExportHandler(ProcessHandler):
 
     kind = "export"
     _swept = -SWEEP_S
+
+    def environment(self) -> dict[str, str]:
+        """It asks no hub."""
+        return {**super().environment(), "HF_HUB_OFFLINE": "1"}
+
+    @property
+    def warm(self) -> str | None:
+        """See `ProcessHandler`."""
+        return self._settings.warm
 
     def command(self, request: Request, run: RunDir) -> tuple[str, Sequence[str]]:
         """See `ProcessHandler`."""

@@ -258,18 +258,22 @@ class _Child:
 
     def __init__(self, run: RunDir, checkpoint: str | None, place: Place, settings: WorkerSettings) -> None:
         self.run, self.checkpoint, self.place = run, checkpoint, place
-        command = [sys.executable, "-m", "worker.training", "generate", os.fspath(run.path)]
+        arguments = ["generate", os.fspath(run.path)]
         if checkpoint is not None:
-            command += ["--checkpoint", checkpoint]
+            arguments += ["--checkpoint", checkpoint]
         if place.limit is not None:
-            command += ["--gpu-limit", str(place.limit)]
+            arguments += ["--gpu-limit", str(place.limit)]
         environment = {
             **settings.trainer_environment,
             "LONGHAUL_DEVICE": place.device,
             "CUDA_VISIBLE_DEVICES": (place.gpu or "").split(TOGETHER)[0],
-            PARENT_PID: str(os.getpid()),
+            "HF_HUB_OFFLINE": "1",
         }
-        self.process = JsonChild(command, environment)
+        # What computes on a GPU is not forked.
+        forked = JsonChild.forked(settings.warm, arguments, environment) if settings.warm and not place.gpu else None
+        self.process = forked or JsonChild(
+            [sys.executable, "-m", "worker.training", *arguments], environment | {PARENT_PID: str(os.getpid())}
+        )
         self.used_at = self.looked_at = time.monotonic()
         self.asked: str | None = None
         """Id of the request that it answers."""

@@ -106,16 +106,19 @@ class WarmProcess:
         self._folder.cleanup()
 
 
-def fork(warm: str, arguments: Sequence[str], environment: Mapping[str, str], output: int) -> ForkedProcess | None:
+def fork(
+    warm: str, arguments: Sequence[str], environment: Mapping[str, str], output: int, *others: int
+) -> ForkedProcess | None:
     """`python -m worker.training ARGUMENTS`, its output to this descriptor, forked by the process that listens at the
-    socket `warm`. None: start it yourself.
+    socket `warm`. None: start it yourself. `others`: its stdin, and its stderr; without them it reads nothing, and
+    stderr goes where its output does.
     """
     asked = json.dumps({"arguments": list(arguments), "environment": dict(environment)}).encode()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.settimeout(FORKED_WITHIN_S)
         connection.connect(warm)
-        socket.send_fds(connection, [asked], [output])
+        socket.send_fds(connection, [asked], [output, *others])
         said, files, _, _ = socket.recv_fds(connection, 100, 1)
         if files:
             return ForkedProcess(json.loads(said)["pid"], files[0], connection)

@@ -5,8 +5,9 @@ longer than a small job, are shared. Nothing is computed here, so no thread and 
 Where a thread is, the child begins anew.
 
 Whoever wants a trainer connects to the socket and sends one datagram: a JSON object, `arguments` and `environment`,
-with the log of the child as a descriptor. The answers are its pid, with a descriptor of it, and at its end its exit
-code. A child is killed when whoever asked closes the connection. `worker/warm.py` is the other side.
+with the log of the child as a descriptor, and perhaps its stdin and its stderr. The answers are its pid, with a
+descriptor of it, and at its end its exit code. A child is killed when whoever asked closes the connection.
+`worker/warm.py` is the other side.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ MODULES = (
     "transformers.models.t5.modeling_t5",
     "worker.training.adapters.registry",
     "worker.training.dataset.manifest",
+    "worker.training.generation.serving",
     "worker.training.optimizers.adamw",
     "worker.training.planning.memory_plan",
     *(f"worker.training.tasks.{task}.batches" for task in ("causal", "classification", "seq2seq")),
@@ -103,7 +105,7 @@ def answer(
     selector: selectors.BaseSelector, asker: Asker, imported: Mapping[str, str], main: Callable[[list[str]], int]
 ) -> None:
     """Fork what is asked for; nothing, if libraries would have to be imported under another environment."""
-    message, (*files,), _, _ = socket.recv_fds(asker.connection, MOST_BYTES, 1)
+    message, (*files,), _, _ = socket.recv_fds(asker.connection, MOST_BYTES, 3)
     asked = json.loads(message) if message and files else None
     if asked is None or read_at_import(asked["environment"]) != imported:
         for file in files:
@@ -111,12 +113,13 @@ def answer(
         tell(asker)
         forget(selector, asker)
         return
-    parent, (log,) = os.getpid(), files
+    parent = os.getpid()
     asker.pid = os.fork()
     if asker.pid == 0:
         leave(selector)
-        end(become(asked["arguments"], asked["environment"] | {PARENT_PID: str(parent)}, log, main))
-    os.close(log)
+        end(become(asked["arguments"], asked["environment"] | {PARENT_PID: str(parent)}, files[0], main, *files[1:]))
+    for file in files:
+        os.close(file)
     asker.child = os.pidfd_open(asker.pid)
     selector.register(asker.child, selectors.EVENT_READ, asker)
     tell(asker, [asker.child], pid=asker.pid)
@@ -168,14 +171,21 @@ def leave(selector: selectors.BaseSelector) -> None:
     selector.close()
 
 
-def become(arguments: list[str], environment: Mapping[str, str], log: int, main: Callable[[list[str]], int]) -> int:
+def become(
+    arguments: list[str],
+    environment: Mapping[str, str],
+    log: int,
+    main: Callable[[list[str]], int],
+    stdin: int | None = None,
+    stderr: int | None = None,
+) -> int:
     """In the child: run the stage as a process that was started for it does."""
     os.setpgid(0, 0)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for mine, standard in ((nothing, 0), (log, 1), (log, 2)):
+    files = (os.open(os.devnull, os.O_RDONLY) if stdin is None else stdin, log, log if stderr is None else stderr)
+    for standard, mine in enumerate(files):
         os.dup2(mine, standard)
-    os.close(nothing)
-    os.close(log)
+    for mine in set(files):
+        os.close(mine)
     os.environ.clear()
     os.environ.update(environment)
     if len(os.listdir("/proc/self/task")) > 1:
