@@ -48,6 +48,6 @@ def local(tmp_path_factory: pytest.TempPathFactory, hub: Hub) -> Iterator[Local]
     folder = tmp_path_factory.mktemp("local")
     (folder / "data").mkdir()
     (folder / "rows.jsonl").write_text("".join(ROWS.read_text().splitlines(keepends=True)[:48]))
-    environment = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0"}
+    environment = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "WANDB_MODE": "disabled"}
     with Local(folder, [LONGHAUL, "local"], environment=environment) as local:
         yield local

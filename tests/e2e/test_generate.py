@@ -50,8 +50,10 @@ class AskedPlace:
         self.stack = stack
         (data_of(stack) / "chats.jsonl").write_text("".join(json.dumps(c) + "\n" for c in CHATS))
         chat = {"name": "asked-chat", "model": "builtin:qwen-tiny", "data": {"train": "chats.jsonl", "validation": 0.2}}
+        unobserved = {"integrations": {"wandb": None}}
         training = {"epochs": 4, "batch_size": 8, "learning_rate": 0.01}
-        self.t5, self.chat = stack.submit(tiny_job(name="asked")), stack.submit(chat | {"training": training})
+        self.t5 = stack.submit(tiny_job(name="asked", **unobserved))
+        self.chat = stack.submit(chat | {"training": training, **unobserved})
         succeeds(stack, self.t5, self.chat)
 
     def post(self, run: RunDir, body: Any, **options: Any) -> requests.Response:

@@ -25,7 +25,8 @@ def test_jobs_outlive_a_lost_gpu_unharmed_and_uncounted(stack: Stack, tmp_path: 
         return next((worker for worker in workers if worker["stage"] == "train" and worker["healthy"]), None)
 
     def job(name: str) -> RunDir:
-        return stack.submit(tiny_job(name=name, training={"epochs": 1, "batch_size": 8}, max_restarts=0))
+        training, integrations = {"epochs": 1, "batch_size": 8}, {"wandb": None}
+        return stack.submit(tiny_job(name=name, training=training, integrations=integrations, max_restarts=0))
 
     with FakeDiscord() as discord, restarted(stack, "publish", DISCORD_WEBHOOK=discord.url):
         with restarted(stack, "train", **environment):

@@ -28,7 +28,8 @@ def test_a_job_without_a_gpu_waits_says_why_and_starts_when_there_is_one(stack: 
     with FakeDiscord() as discord:
         # check and prepare are for the CPU: compiling for a GPU would take them a minute
         with restarted(stack, "train", LONGHAUL_DEVICE="cuda", PATH=f"{tools}:{os.environ['PATH']}"):
-            run = stack.submit(tiny_job(training={"epochs": 1, "batch_size": 8}))
+            training = {"epochs": 1, "batch_size": 8}
+            run = stack.submit(tiny_job(training=training, integrations={"wandb": None}))
             stack.wait_for_event(run, "job.queued")
             workers = f"{stack.url}/workers"
 

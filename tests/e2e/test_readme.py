@@ -261,8 +261,8 @@ def run(command: str, folder: Path, environment: dict[str, str], *, port: int = 
 
 
 def test_commands_that_need_no_service(clone: Path) -> None:
-    environment = {name: os.environ[name] for name in STRANGER if name in os.environ}
-    environment |= {"EDITOR": "cat", "PYTEST_ARGS": "--version", "OMP_NUM_THREADS": "1"}
+    environment = {name: os.environ[name] for name in (*STRANGER, "LONGHAUL_TRACES") if name in os.environ}
+    environment |= {"EDITOR": "cat", "PYTEST_ARGS": "--version", "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
     for command in of_this_place(alone=True):
         run(command, clone, environment)
     assert (clone / "data" / "recipes.jsonl").read_bytes() == ROWS.read_bytes()
@@ -275,7 +275,7 @@ def local(clone: Path) -> Iterator[Local]:
     rows.write_text("".join(ROWS.read_text().splitlines(keepends=True)[:ROWS_KEPT]))
     shutil.copy(clone / "examples" / "job.json", clone)
     shutil.copy(rows, clone)
-    with Local(clone, shlex.split(LOCAL)) as local:
+    with Local(clone, shlex.split(LOCAL), environment={"WANDB_MODE": "disabled"}) as local:
         yield local
 
 

@@ -23,6 +23,7 @@ SWEEP: dict[str, Any] = {
         "training": {"epochs": 1, "batch_size": 16},
         "checkpoint": {"every_steps": 5},
         "evaluation": {"every_steps": 10, "samples": 0},
+        "integrations": {"wandb": None},
     },
     "space": {
         "training.learning_rate": {"range": [1e-4, 1e-2], "log": True},
