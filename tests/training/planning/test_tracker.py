@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from worker.training.planning import tracker as counted
 from worker.training.planning.kernels import WithoutData
-from worker.training.planning.tracker import Tracker
+from worker.training.planning.tracker import MetaResults, Tracker
 
 KIB = torch.Size([256])  # fp32
 
@@ -92,3 +94,46 @@ def test_attention_of_a_gpu_keeps_no_scores(bias: torch.dtype | None) -> None:
         out = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask, dropout_p=0.1)
         assert out.shape == heads.shape
         assert tracker.total < 2 * heads.nbytes + 64 * 64 * 2
+
+
+def test_what_comes_out_on_meta_is_the_same_when_it_is_known_already() -> None:
+    results, aten = MetaResults(), torch.ops.aten
+    wide, half = torch.empty(4, 6, device="meta"), torch.empty(4, 6, dtype=torch.bfloat16, device="meta")
+    whole = torch.empty(4, 6, dtype=torch.int64, device="meta")
+    transposed = torch.empty(6, 4, device="meta").t()
+    asked: list[tuple[Any, tuple[Any, ...]]] = [
+        *((aten.add.Tensor, (one, other)) for one in (wide, half, whole) for other in (1, 1.0, True, wide, transposed)),
+        *((aten.exp.default, (one,)) for one in (wide, half, transposed, wide[1:, ::2])),
+        (aten.mm.default, (wide, wide.t())), (aten.sum.dim_IntList, (wide, [0])), (aten.sum.dim_IntList, (wide, [1])),
+        (aten.native_dropout.default, (half, 0.1, True)), (aten.cat.default, ([wide, transposed], 1)),
+        (aten.native_layer_norm_backward.default,
+         (wide, wide, [6], wide[:, :1], wide[:, :1], None, None, [True, False, False])),
+    ]  # fmt: skip
+
+    def facts(result: Any) -> list[Any]:
+        each = [result] if isinstance(result, torch.Tensor) else result
+        return [
+            one is not None and (one.shape, one.stride(), one.dtype, one.untyped_storage().nbytes()) for one in each
+        ]
+
+    plain = [facts(func(*args)) for func, args in asked]
+    for _ in range(2):
+        assert [facts(results.run(func, args, {})) for func, args in asked] == plain
+    tensors = [results.run(aten.exp.default, (wide,), {}) for _ in range(3)]
+    assert len({each.untyped_storage()._cdata for each in (wide, *tensors)}) == 4
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert results.run(aten.add.Tensor, (whole, 1.0), {}).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_views_changes_and_what_has_data_are_never_taken_for_known() -> None:
+    results, aten = MetaResults(), torch.ops.aten
+    given, on_host = torch.empty(4, 6, device="meta"), torch.zeros(3)
+    for _ in range(2):
+        view = results.run(aten._unsafe_view.default, (given, [24]), {})
+        assert view.untyped_storage()._cdata == given.untyped_storage()._cdata
+        assert results.run(aten.add_.Tensor, (given, given), {}) is given
+        on_host += 1
+        assert torch.equal(results.run(aten.exp.default, (on_host,), {}), on_host.exp())

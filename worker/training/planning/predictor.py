@@ -34,7 +34,7 @@ from worker.training.planning.prediction import ModelSize, Prediction, Setting
 from worker.training.planning.row_search import next_rows
 from worker.training.planning.share import WHOLE, Share, gradients_going, share_of
 from worker.training.planning.trace_cache import TraceCache
-from worker.training.planning.tracker import CATEGORIES, Tracker
+from worker.training.planning.tracker import CATEGORIES, MetaResults, Tracker
 from worker.training.planning.updates import without_data
 from worker.training.ranks.sharding import in_order, shard
 from worker.training.steps.shape import MicroBatchShape
@@ -106,6 +106,7 @@ class Predictor:
         self._cuda = device == "cuda"
         self._device = torch.device("meta" if self._cuda else "cpu")
         self._fake = None if self._cuda else FakeTensorMode()
+        self._results = MetaResults()
         self._flash = flash
         self._built: PreTrainedModel | None = None
         self._activation_checkpointing = 0
@@ -301,6 +302,7 @@ class Predictor:
             self._device,
             granularity=_CUDA_GRANULARITY if self._cuda else 1,
             inside=inside_cuda if self._cuda else inside_cpu,
+            results=self._results,
         )
         parameters = list(self._model.parameters())
         tracker.add([*parameters, *self._model.buffers()], counted.WEIGHTS)
