@@ -61,6 +61,12 @@ OVERFIT: dict[str, Any] = {
     "evaluation": {"every_steps": 20, "samples": 0},
     "checkpoint": {"every_steps": 20, "keep": 2},
 }
+# 21 steps; with the rate the loss rises, too: step 8 is the best.
+RISING: dict[str, Any] = {
+    "training": {"epochs": 4, "learning_rate": 0.05, "warmup_ratio": 0.99, "dropout": 0.0},
+    "evaluation": {"every_steps": 4, "samples": 0},
+    "checkpoint": {"every_steps": 4, "keep": 2},
+}
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -186,12 +192,10 @@ def batches_of(rows: Rows, chosen: npt.NDArray[np.int64], micro_batch: int) -> l
 MakeRun = Callable[..., RunDir]
 
 
-@pytest.fixture
-def make_run(tmp_path: Path, model_folder: Path, dataset_folder: Path) -> MakeRun:
-    """A prepared run directory: `make_run("a", training={…}, …)` with the parts of the job that matter to the test."""
+def run_maker(runs: Path, model_folder: Path, dataset_folder: Path) -> MakeRun:
+    """Makes prepared run directories in `runs`."""
 
     def make(name: str = "job", **parts: Any) -> RunDir:
-        runs = tmp_path / "runs"
         runs.mkdir(exist_ok=True)
         spec = tiny_spec(**parts)
         run, _ = create(runs, name, spec, JobSubmitted(name=name, model="x", spec_sha256=spec.sha256()))
@@ -214,6 +218,18 @@ def make_run(tmp_path: Path, model_folder: Path, dataset_folder: Path) -> MakeRu
         return run
 
     return make
+
+
+@pytest.fixture
+def make_run(tmp_path: Path, model_folder: Path, dataset_folder: Path) -> MakeRun:
+    """A prepared run directory: `make_run("a", training={…}, …)` with the parts of the job that matter to the test."""
+    return run_maker(tmp_path / "runs", model_folder, dataset_folder)
+
+
+@pytest.fixture(scope="module")
+def make_shared_run(tmp_path_factory: pytest.TempPathFactory, _made_model: Path, dataset_folder: Path) -> MakeRun:
+    """The same for a run that several tests of a module read, and none changes."""
+    return run_maker(tmp_path_factory.mktemp("shared") / "runs", _made_model, dataset_folder)
 
 
 def tiny_spec(**parts: Any) -> JobSpec:

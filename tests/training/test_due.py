@@ -45,10 +45,10 @@ def saves(run: RunDir, number: int) -> list[tuple[int, float | None]]:
     return [(fact.step, fact.validation_loss) for fact in facts(run, CheckpointSaved, number)]
 
 
-@pytest.fixture
-def whole(make_run: MakeRun) -> RunDir:
+@pytest.fixture(scope="module")
+def whole(make_shared_run: MakeRun) -> RunDir:
     """A run that nobody stopped."""
-    run = make_run("whole", **SHORT)
+    run = make_shared_run("whole", **SHORT)
     assert attempt(run) == 0
     assert [step for step, _ in saves(run, 1)] == [2, 4, 6]
     assert trained(run).step == 2, "the best is not the last"

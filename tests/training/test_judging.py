@@ -15,6 +15,7 @@ from jobs.events import EvaluationFinished
 from tests.training.attempts import attempt, facts, trained
 from tests.training.conftest import VALIDATION_ROWS, MakeRun
 from tests.training.workplace import Workplace, pairs
+from tests.training.workplace import of_rows as of_rows
 from worker.training.dataset.evaluation_rows import evaluation_rows
 from worker.training.row_figures import file_of
 from worker.training.scores import intervals
@@ -35,6 +36,16 @@ def _few_rows_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intervals, "LEAST_ROWS", 2)
 
 
+@pytest.fixture(scope="module")
+def whole(make_shared_run: MakeRun) -> RunDir:
+    """A run that learns, uninterrupted."""
+    run = make_shared_run("whole", **LEARNS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(intervals, "LEAST_ROWS", 2)
+        assert attempt(run) == 0
+    return run
+
+
 def rows_of(run: RunDir, step: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file_of(run, step).read_text().splitlines()]
 
@@ -43,10 +54,8 @@ def steps_kept(run: RunDir) -> list[int]:
     return sorted(int(file.stem.removeprefix("step-")) for file in (run.path / "evaluations").iterdir())
 
 
-@pytest.mark.usefixtures("_few_rows_are_enough")
-def test_a_run_measures_its_model_before_and_after(make_run: MakeRun) -> None:
-    run = make_run(**LEARNS)
-    assert attempt(run) == 0
+def test_a_run_measures_its_model_before_and_after(whole: RunDir) -> None:
+    run = whole
     first, *_, last = facts(run, EvaluationFinished)
     assert set(last.metrics) == {"perplexity", "token_accuracy", *TEXTS}
     assert set(last.intervals) == set(last.against_base) == {"loss", *last.metrics}
@@ -115,9 +124,8 @@ def test_other_rows_before_step_1_are_not_compared_with(make_run: MakeRun) -> No
 
 
 @pytest.mark.usefixtures("_few_rows_are_enough")
-def test_a_run_that_was_stopped_compares_with_the_same_base(make_run: MakeRun) -> None:
-    whole, broken = make_run("whole", **LEARNS), make_run("broken", **LEARNS)
-    assert attempt(whole) == 0
+def test_a_run_that_was_stopped_compares_with_the_same_base(make_run: MakeRun, whole: RunDir) -> None:
+    broken = make_run("broken", **LEARNS)
     assert attempt(broken, 1, stop_at=35) == 75
     assert attempt(broken, 2) == 0
     assert (
@@ -131,6 +139,7 @@ def test_texts_of_random_weights_do_not_judge_what_learned_from_them(workplace: 
     job = json.loads((EXAMPLES / "job.json").read_text())
     shutil.copyfile(EXAMPLES / job["data"]["train"], workplace.data / "recipes.jsonl")
     del job["name"]
+    job["training"]["epochs"], job["evaluation"]["sample_tokens"] = 1, 32
     run = workplace.job(job["data"].pop("train"), **job)
     workplace.prepare(run)
     assert attempt(run) == 0

@@ -116,12 +116,12 @@ def test_a_bare_generate_has_room_for_the_targets(make_run: MakeRun, model_folde
 @pytest.mark.parametrize(
     "search",
     [
-        {"num_beams": 3, "num_return_sequences": 3},
-        {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
-        {"do_sample": True, "temperature": 0.7, "top_k": 5, "repetition_penalty": 1.5},
-        {"penalty_alpha": 0.6, "prompt_lookup_num_tokens": 3, "return_dict_in_generate": True, "output_scores": True},
+        {"num_beams": 4, "num_return_sequences": 3, "num_beam_groups": 2, "diversity_penalty": 0.5,
+         "return_dict_in_generate": True, "output_scores": True},
+        {"do_sample": True, "temperature": 0.7, "top_k": 5, "repetition_penalty": 1.5, "penalty_alpha": 0.6,
+         "prompt_lookup_num_tokens": 3},
     ],
-)
+)  # fmt: skip
 def test_how_the_base_model_samples_or_searches_is_left_out(
     make_run: MakeRun, model_folder: Path, search: dict[str, Any]
 ) -> None:

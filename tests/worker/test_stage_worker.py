@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -221,14 +222,18 @@ def test_a_worker_with_another_runs_directory_than_that_of_the_jobs_leaves_ticke
     assert not said.healthy and "the runs directory of the jobs in Redis; mount that one" in (said.why or "")
 
 
-def test_a_worker_says_that_its_clock_differs_from_that_of_redis(
-    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def check_worker(tmp_path: Path, redis_url: str) -> StageWorker:
+    """One of *check*, in this process."""
     settings = from_environment(
         {"LONGHAUL_DEVICE": "cpu", "LONGHAUL_REDIS_URL": redis_url, "LONGHAUL_RUNS": str(tmp_path / "runs")}
     )
-    worker = StageWorker(Stage.CHECK, settings, first_heartbeat("check", settings))
-    store, right = Store(connect(redis_url)), time.time
+    return StageWorker(Stage.CHECK, settings, first_heartbeat("check", settings))
+
+
+def test_a_worker_says_that_its_clock_differs_from_that_of_redis(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, store, right = check_worker(tmp_path, redis_url), Store(connect(redis_url)), time.time
 
     def said() -> float | None:
         for _ in range(2):  # of the answer to one heartbeat the next one tells
@@ -240,6 +245,15 @@ def test_a_worker_says_that_its_clock_differs_from_that_of_redis(
     assert 3595 < (said() or 0) < 3605
     monkeypatch.undo()
     assert said() is None
+
+
+def test_a_stop_that_comes_as_the_horse_has_ended_stops_the_worker(tmp_path: Path, redis_url: str) -> None:
+    worker = check_worker(tmp_path, redis_url)
+    with subprocess.Popen(["true"]) as horse:
+        pass
+    worker._horse_pid = horse.pid
+    with pytest.raises(StopRequested):
+        worker.request_stop(signal.SIGTERM, None)
 
 
 def test_a_trainer_stops_when_a_repair_cuts_its_attempt_off(tmp_path: Path, data: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -32,28 +33,57 @@ from tests.support.machine import free_bytes
 from tests.support.samples import checked, prepared
 from tests.training.attempts import attempt, checkpoints, facts, finished, logged, same_tensors, trained
 from tests.training.checkpoints.damage import cut_short, flip_a_bit
-from tests.training.conftest import OVERFIT, MakeRun
+from tests.training.conftest import RISING, MakeRun
 from worker.training.checkpoints import pruning
 from worker.training.optimizers import adamw_8bit
 from worker.training.steps.randomness import restore_rng, rng_states
 
 LAST = "step-00000021"
+Stopped = Callable[[int], RunDir]
+
+
+@pytest.fixture(scope="module")
+def whole(make_shared_run: MakeRun) -> RunDir:
+    """A run that nobody stopped."""
+    run = make_shared_run("whole")
+    assert attempt(run) == 0
+    return run
+
+
+@pytest.fixture(scope="module")
+def _stopped_once(make_shared_run: MakeRun) -> Stopped:
+    @cache
+    def stopped(look: int) -> RunDir:
+        run = make_shared_run(f"stopped-{look}")
+        assert attempt(run, 1, stop_at=look) == 75
+        return run
+
+    return stopped
+
+
+@pytest.fixture
+def stopped(_stopped_once: Stopped, tmp_path: Path) -> Stopped:
+    """A copy of a run whose first attempt was stopped at a look."""
+
+    def copy(look: int) -> RunDir:
+        run = _stopped_once(look)
+        return RunDir(shutil.copytree(run.path, tmp_path / "stopped" / run.id))
+
+    return copy
 
 
 # Looks: 1 when loaded, 2 a batch of each evaluation's loss (6 rows by 4), 1 of its samples, 1 a step. Stops after the
 # first evaluation: in step 3 and 4 (4 logs a row), 7, within the evaluation after step 10, at the last step.
 @pytest.mark.parametrize("look", [4 + 3, 4 + 4, 4 + 7 + 3, 4 + 10 + 3 + 2, 4 + 21 + 4 * 3])
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(make_run: MakeRun, look: int) -> None:
-    whole, broken = make_run("whole"), make_run("broken")
-    assert attempt(whole) == 0
-    assert attempt(broken, 1, stop_at=look) == 75
-    stopped = finished(broken)
-    assert stopped.reason == "interrupted" and 0 < stopped.step <= 21
-    assert facts(broken, CheckpointSaved)[-1].step == stopped.step
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(stopped: Stopped, whole: RunDir, look: int) -> None:
+    broken = stopped(look)
+    end = finished(broken)
+    assert end.reason == "interrupted" and 0 < end.step <= 21
+    assert facts(broken, CheckpointSaved)[-1].step == end.step
     assert not broken.model.exists()
     assert attempt(broken, 2) == 0
     (loaded,) = facts(broken, ModelLoaded, 2)
-    assert loaded.resumed_step == stopped.step
+    assert loaded.resumed_step == end.step
     assert logged(broken) == logged(whole)
     assert same_tensors(broken.model / "model.safetensors", whole.model / "model.safetensors")
     for file in ("model.safetensors", "optimizer.safetensors"):
@@ -85,9 +115,8 @@ def test_a_resumed_run_with_stochastic_rounding_equals_an_uninterrupted_one(
         assert saved["exp_avg_sq.decoder.final_layer_norm.weight"].dtype == torch.float32
 
 
-def test_the_last_step_is_evaluated_even_if_the_attempt_was_stopped_on_it(make_run: MakeRun) -> None:
-    run = make_run()
-    attempt(run, 1, stop_at=4 + 21 + 4 * 3)
+def test_the_last_step_is_evaluated_even_if_the_attempt_was_stopped_on_it(stopped: Stopped) -> None:
+    run = stopped(4 + 21 + 4 * 3)
     assert finished(run).step == 21
     assert attempt(run, 2) == 0
     assert [fact.step for fact in facts(run, EvaluationFinished, 2)] == [21]
@@ -114,11 +143,9 @@ def test_before_the_first_step_there_is_nothing_to_save(make_run: MakeRun) -> No
     ],
 )
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
-    make_run: MakeRun, damage: Callable[[Path], object], message: str
+    stopped: Stopped, whole: RunDir, damage: Callable[[Path], object], message: str
 ) -> None:
-    whole, run = make_run("whole"), make_run("broken")
-    attempt(whole)
-    attempt(run, 1, stop_at=4 + 12 + 2 * 3)
+    run = stopped(4 + 12 + 2 * 3)
     assert checkpoints(run)[-2:] == ["step-00000010", "step-00000012"]
     damage(run.checkpoints / "step-00000012")
     assert attempt(run, 2) == 0
@@ -129,10 +156,10 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
     assert not [name for name in checkpoints(run) if not name.startswith("step-")]
 
 
-def test_with_no_valid_checkpoint_it_ends_and_leaves_them_as_they_are(make_run: MakeRun, tmp_path: Path) -> None:
-    whole, run = make_run("whole"), make_run("broken")
-    attempt(whole)
-    attempt(run, 1, stop_at=4 + 5 + 3 + 1)
+def test_with_no_valid_checkpoint_it_ends_and_leaves_them_as_they_are(
+    stopped: Stopped, whole: RunDir, tmp_path: Path
+) -> None:
+    run = stopped(4 + 5 + 3 + 1)
     backup = shutil.copytree(run.checkpoints / "step-00000005", tmp_path / "backup")
     size = (backup / "optimizer.safetensors").stat().st_size
     flip_a_bit(run.checkpoints / "step-00000005")
@@ -161,9 +188,8 @@ def paused(run: RunDir) -> None:
     run.append([AttemptEnded(reason="interrupted", step=6), JobPaused()])
 
 
-def test_one_that_is_gone_is_missed_and_one_that_never_was_is_not(make_run: MakeRun) -> None:
-    run = make_run()
-    assert attempt(run, 1, stop_at=4 + 5 + 3 + 1) == 75
+def test_one_that_is_gone_is_missed_and_one_that_never_was_is_not(stopped: Stopped, make_run: MakeRun) -> None:
+    run = stopped(4 + 5 + 3 + 1)
     paused(run)
     shutil.rmtree(run.checkpoints)
     with pytest.raises(NoValidCheckpoint, match="checkpoints/step-00000006 is gone"):
@@ -174,10 +200,10 @@ def test_one_that_is_gone_is_missed_and_one_that_never_was_is_not(make_run: Make
     assert facts(new, ModelLoaded)[0].resumed_step is None
 
 
-def test_from_scratch_it_begins_at_step_0_once(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, run = make_run("whole"), make_run("broken")
-    attempt(whole)
-    attempt(run, 1, stop_at=4 + 5 + 3 + 1)
+def test_from_scratch_it_begins_at_step_0_once(
+    stopped: Stopped, whole: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = stopped(4 + 5 + 3 + 1)
     paused(run)
     for name in checkpoints(run):
         flip_a_bit(run.checkpoints / name)
@@ -211,9 +237,8 @@ def test_from_scratch_it_begins_at_step_0_once(make_run: MakeRun, monkeypatch: p
 
 
 @pytest.mark.parametrize("content", [None, b"", b"[]"])
-def test_without_its_file_the_events_say_that_from_scratch_has_begun(make_run: MakeRun, content: bytes | None) -> None:
-    run = make_run()
-    attempt(run, 1, stop_at=4 + 3)
+def test_without_its_file_the_events_say_that_from_scratch_has_begun(stopped: Stopped, content: bytes | None) -> None:
+    run = stopped(4 + 3)
     paused(run)
     run.append([JobResumed(from_scratch=True)])
     run.append([AttemptStarted(worker="w", device="cpu")], attempt=2)
@@ -227,9 +252,8 @@ def test_without_its_file_the_events_say_that_from_scratch_has_begun(make_run: M
     assert facts(run, ModelLoaded, 3)[0].resumed_step == 4
 
 
-def test_what_a_kill_leaves_while_a_checkpoint_is_replaced(make_run: MakeRun) -> None:
-    run = make_run()
-    attempt(run, 1, stop_at=4 + 3)
+def test_what_a_kill_leaves_while_a_checkpoint_is_replaced(stopped: Stopped) -> None:
+    run = stopped(4 + 3)
     (saved,) = checkpoints(run)
     (run.checkpoints / saved).rename(run.checkpoints / f"tmp-replaced-{saved}")
     (run.path / ".metrics.jsonl.0123").write_text("half a file")
@@ -238,9 +262,8 @@ def test_what_a_kill_leaves_while_a_checkpoint_is_replaced(make_run: MakeRun) ->
     assert checkpoints(run) == [saved] and not (run.path / ".metrics.jsonl.0123").exists()
 
 
-def test_what_a_killed_save_left_is_removed_and_never_used(make_run: MakeRun) -> None:
-    run = make_run()
-    attempt(run, 1, stop_at=4 + 6 + 3)
+def test_what_a_killed_save_left_is_removed_and_never_used(stopped: Stopped) -> None:
+    run = stopped(4 + 6 + 3)
     shutil.copytree(run.checkpoints / "step-00000006", run.checkpoints / "tmp-step-00000007-0123abcd")
     shutil.copytree(run.checkpoints / "step-00000006", run.path / "tmp-model-0123abcd")
     assert attempt(run, 2) == 0
@@ -248,9 +271,8 @@ def test_what_a_killed_save_left_is_removed_and_never_used(make_run: MakeRun) ->
     assert not [*run.checkpoints.glob("tmp-*"), *run.path.glob("tmp-*")]
 
 
-def test_a_checkpoint_of_another_specification_is_refused(make_run: MakeRun) -> None:
-    run = make_run()
-    attempt(run, 1, stop_at=4 + 3)
+def test_a_checkpoint_of_another_specification_is_refused(stopped: Stopped) -> None:
+    run = stopped(4 + 3)
     spec = json.loads(run.spec_file.read_text())
     spec["training"]["learning_rate"] = 0.5
     run.spec_file.write_text(json.dumps(spec))
@@ -273,13 +295,13 @@ def test_a_key_that_a_later_version_adds_makes_no_other_specification(make_run: 
 
 
 def test_the_newest_and_the_best_are_kept_and_the_best_becomes_the_model(make_run: MakeRun) -> None:
-    run = make_run(**OVERFIT)
+    run = make_run(**RISING)
     assert attempt(run) == 0
     seen = facts(run, EvaluationFinished)
-    assert [fact.step for fact in seen] == [0, 20, 40, 60, 80, 100, 103]
+    assert [fact.step for fact in seen] == [0, 4, 8, 12, 16, 20, 21]
     best = min(seen[1:], key=lambda fact: fact.loss)  # there is no checkpoint of step 0
-    assert best.step < 100
-    names = [f"step-{step:08d}" for step in (best.step, 100, 103)]
+    assert best.step < 20
+    names = [f"step-{step:08d}" for step in (best.step, 20, 21)]
     assert checkpoints(run) == names
     first = seen[0].loss
     assert trained(run) == TrainResult(
@@ -293,9 +315,9 @@ def test_the_newest_and_the_best_are_kept_and_the_best_becomes_the_model(make_ru
     )
     assert same_tensors(run.model / "model.safetensors", run.checkpoints / names[0] / "model.safetensors")
 
-    last = make_run("last", **OVERFIT | {"checkpoint": OVERFIT["checkpoint"] | {"best": None}})
+    last = make_run("last", **RISING | {"checkpoint": RISING["checkpoint"] | {"best": None}})
     assert attempt(last) == 0
-    assert trained(last).step == 103
+    assert trained(last).step == 21
     assert same_tensors(last.model / "model.safetensors", last.checkpoints / names[2] / "model.safetensors")
 
 
@@ -312,12 +334,12 @@ def best_step(run: RunDir) -> int:
 
 def test_a_run_of_less_than_every_minutes_delivers_its_best_evaluation(make_run: MakeRun) -> None:
     # Before: only the last step was saved, and it became the model as "the best".
-    run = make_run(**OVERFIT | {"checkpoint": {"every_steps": None, "every_minutes": 30, "keep": 1}})
+    run = make_run(**RISING | {"checkpoint": {"every_steps": None, "every_minutes": 30, "keep": 1}})
     assert attempt(run) == 0
     best = best_step(run)
-    assert best < 100 and (trained(run).step, trained(run).chosen_by, trained(run).better_step) == (best, "loss", None)
+    assert best < 20 and (trained(run).step, trained(run).chosen_by, trained(run).better_step) == (best, "loss", None)
     falling = [step for step, loss in losses(run).items() if step <= best]
-    assert [fact.step for fact in facts(run, CheckpointSaved)] == [*falling, 103]
+    assert [fact.step for fact in facts(run, CheckpointSaved)] == [*falling, 21]
 
 
 def test_the_best_is_delivered_though_the_model_was_better_before_training(make_run: MakeRun) -> None:
@@ -330,26 +352,25 @@ def test_the_best_is_delivered_though_the_model_was_better_before_training(make_
 
 
 def test_a_damaged_best_is_found_on_resume_and_the_result_says_that_it_is_missing(make_run: MakeRun) -> None:
-    run = make_run(**OVERFIT)
-    attempt(run, 1, stop_at=3 + 99 + 4 * 2)
+    run = make_run(**RISING)
+    attempt(run, 1, stop_at=3 + 19 + 4 * 2)
     best = best_step(run)
     flip_a_bit(run.checkpoints / f"step-{best:08d}")
     assert attempt(run, 2, stop_at=1) == 75
     assert [fact.path for fact in facts(run, CheckpointRejected, 2)] == [f"checkpoints/step-{best:08d}"]
     assert attempt(run, 3) == 0 and facts(run, CheckpointRejected, 3) == []
     result = trained(run, 3)
-    left = {step: loss for step, loss in (losses(run) | losses(run, 3)).items() if step in (80, 99, 100, 103)}
+    left = {step: loss for step, loss in (losses(run) | losses(run, 3)).items() if step in (16, 19, 20, 21)}
     assert result.step == min(left, key=left.__getitem__) and result.better_step == best
     page = (run.model / "README.md").read_text()
     assert f"The evaluation of step {best} was better, and its checkpoint is missing." in page
 
 
 def test_after_the_best_was_lost_the_next_best_is_saved(make_run: MakeRun) -> None:
-    parts = {"training": {"epochs": 20, "dropout": 0.0}, "evaluation": {"every_steps": 20, "samples": 0}}
-    run = make_run(**parts, checkpoint={"every_steps": 50, "every_minutes": None, "keep": 1})
-    attempt(run, 1, stop_at=3 + 59 + 4 * 2)
+    run = make_run(**RISING | {"checkpoint": {"every_steps": 10, "every_minutes": None, "keep": 1}})
+    attempt(run, 1, stop_at=3 + 13 + 3 * 2)
     best = best_step(run)
-    assert best < 50
+    assert best < 10
     shutil.rmtree(run.checkpoints / f"step-{best:08d}")
     assert attempt(run, 2) == 0
     later = losses(run, 2)
@@ -359,11 +380,11 @@ def test_after_the_best_was_lost_the_next_best_is_saved(make_run: MakeRun) -> No
 def test_the_result_says_that_there_was_no_room_for_a_better_step(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = make_run(**OVERFIT)
+    run = make_run(**RISING)
     free_bytes(monkeypatch, 150_000)
     assert attempt(run) == 0
     assert checkpoints(run) == []
-    assert (trained(run).step, trained(run).better_step) == (103, best_step(run))
+    assert (trained(run).step, trained(run).better_step) == (21, best_step(run))
 
 
 def test_the_best_weights_become_the_model_though_there_was_no_room_for_their_checkpoint(
@@ -402,9 +423,10 @@ def test_minutes_make_a_checkpoint_due_at_an_evaluation(make_run: MakeRun) -> No
     assert [fact.step for fact in facts(rare, CheckpointSaved)] == [21]
 
 
-def test_low_disk_skips_the_save_and_training_goes_on(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, run = make_run("whole"), make_run("low")
-    attempt(whole)
+def test_low_disk_skips_the_save_and_training_goes_on(
+    make_run: MakeRun, whole: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run("low")
     free_bytes(monkeypatch, 150_000)
     assert attempt(run) == 0
     assert checkpoints(run) == []

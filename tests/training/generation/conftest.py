@@ -42,7 +42,7 @@ class TrainedJobs:
     """Trains the jobs above when they are asked for."""
 
     def __init__(self, folder: Path) -> None:
-        self.place = Workplace(folder / "place")
+        self.place = Workplace(folder / "place", planned=False)
         self.place.rows("pairs.jsonl", pairs(48))
         self.place.rows("chats.jsonl", CHATS)
         self.place.rows("foxes.jsonl", FOXES)
@@ -55,7 +55,7 @@ class TrainedJobs:
         if name not in self._runs:
             job = dict(JOBS[name])
             data = {"validation": 0.2} | job.pop("data", {})
-            job = {"training": TRAINING, "evaluation": {"samples": 3}} | job
+            job = {"training": TRAINING, "evaluation": {"samples": 3, "generate_rows": 3}} | job
             run = self.place.job(job.pop("train"), data=data, **job)
             self.place.prepare(run)
             assert attempt(run) == 0
