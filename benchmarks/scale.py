@@ -23,16 +23,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import itertools
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import FileStore, Store
 
-from benchmarks.command_line import ROOT, parse
+from benchmarks.command_line import parse
 from benchmarks.oom_exactness import (
     LIMIT,
     ROWS,
@@ -59,6 +60,7 @@ from benchmarks.oom_exactness import (
 )
 from jobs.memory_plan import OptimizerName
 from tests.training.contexts import as_loaded, training_context
+from tests.training.forked import fork
 from worker.training.context import Trainable, TrainingContext
 from worker.training.follow import FollowingRank
 from worker.training.journal import Journal
@@ -224,45 +226,60 @@ def evaluated(scene: Scene) -> list[float]:
     return [float(batch.evaluated(scene.model).loss_sum) for batch in batches]
 
 
-def be_rank(arguments: argparse.Namespace) -> None:
-    """One process; that of rank 0 prints what it found."""
-    rank, count, folder = arguments.rank, arguments.count, Path(arguments.folder) / str(arguments.rank)
-    device = torch.device("cpu")
-    share_cores(device, count)
-    folder.mkdir(exist_ok=True)
-    if arguments.timed:
-        rows = arguments.timed * TIMED_BATCH
-        scene = Scene(folder, dropout=0.0, dtype=torch.float32, batch_size=TIMED_BATCH, rows=rows, larger=LARGER)
-    else:
+@dataclass(frozen=True)
+class Case:
+    """What ranks do."""
+
+    count: int
+    task: TaskName = "seq2seq"
+    method: MethodName = "full"
+    out_of_memory_at: int = 0
+    timed: int = 0
+    sharded: bool = False
+    recompute: int = 0
+    steps_short: int = 0
+
+    def scene(self, folder: Path) -> Scene:
+        """Rows, and the model that all ranks begin with."""
+        if self.timed:
+            rows = self.timed * TIMED_BATCH
+            return Scene(folder, dropout=0.0, dtype=torch.float32, batch_size=TIMED_BATCH, rows=rows, larger=LARGER)
         scene = Scene(
-            folder, dropout=0.0, dtype=torch.float64, method=arguments.method, task=arguments.task, batch_size=BATCH,
-            larger=DEEPER[arguments.task] if arguments.sharded else None, rows=BATCH * arguments.steps_short or ROWS,
+            folder, dropout=0.0, dtype=torch.float64, method=self.method, task=self.task, batch_size=BATCH,
+            larger=DEEPER[self.task] if self.sharded else None, rows=BATCH * self.steps_short or ROWS,
         )  # fmt: skip
-    if arguments.recompute:
-        scene.model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=arguments.recompute)
-    alone = [] if arguments.timed else run_steps(folder, scene, Alone())
-    expected = evaluated(scene) if alone else []
-    store = FileStore(str(Path(arguments.folder) / "store"), count)
-    join(store, rank, count, device)
+        if self.recompute:
+            scene.model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=self.recompute)
+        return scene
+
+
+def be_rank(case: Case, rank: int, folder: Path, scene: Scene, alone: list[StepSeen], expected: list[float]) -> None:
+    """One process; that of rank 0 prints what all found. `alone`, `expected`: steps and evaluation without others."""
+    gc.freeze()  # when memory runs out, only what this process has made is looked through
+    own_folder, device = folder / str(rank), torch.device("cpu")
+    own_folder.mkdir()
+    share_cores(device, case.count)
+    store = FileStore(str(folder / "store"), case.count)
+    join(store, rank, case.count, device)
     trained = [parameter for parameter in scene.model.parameters() if parameter.requires_grad]
     scene.begin()
     shards = None
-    if arguments.sharded:
-        whole = shard(scene.model, count, trained=arguments.method == "full")
+    if case.sharded:
+        whole = shard(scene.model, case.count, trained=case.method == "full")
         shards = Shards(scene.model, whole, rank, device)
     group = group_of(trained, shards, SILENT_S)
     if rank:
-        at = arguments.out_of_memory_at if rank == count - 1 else 0
-        seen = follow(scene, store, group, folder, at, shards, every_step=arguments.steps_short > 0)
-        found: dict[str, float] = {} if arguments.timed else compared(alone, seen, own_places(scene, shards))
+        at = case.out_of_memory_at if rank == case.count - 1 else 0
+        seen = follow(scene, store, group, own_folder, at, shards, every_step=case.steps_short > 0)
+        found: dict[str, float] = {} if case.timed else compared(alone, seen, own_places(scene, shards))
         found.pop("loss", None)  # nobody sees it: of a rank without rows it is rounded to fp32
     else:
-        members = Members(store, count, group)
-        if arguments.timed:
-            found = timed_steps(folder, scene, members)
+        members = Members(store, case.count, group)
+        if case.timed:
+            found = timed_steps(own_folder, scene, members)
         else:
-            facts = Facts(folder / "facts.jsonl")
-            seen = run_steps(folder, scene, members, journal=facts, shards=shards)
+            facts = Facts(own_folder / "facts.jsonl")
+            seen = run_steps(own_folder, scene, members, journal=facts, shards=shards)
             found = compared(alone, seen, own_places(scene, shards))
             apart = max(abs(one - other) for one, other in zip(expected, evaluated(scene), strict=True))
             found |= {"evaluation": apart, "redone": len(facts.facts)}
@@ -363,30 +380,16 @@ def timed_steps(folder: Path, scene: Scene, members: Members) -> dict[str, float
     return {"rows_per_s": rows / seconds, "communication_share": members.seconds / seconds}
 
 
-def together(
-    folder: Path, count: int, task: TaskName = "seq2seq", method: MethodName = "full", *, out_of_memory_at: int = 0,
-    timed: int = 0, sharded: bool = False, recompute: int = 0, steps_short: int = 0,
-) -> dict[str, float]:  # fmt: skip
-    """What rank 0 of so many processes found."""
-    given = {
-        "count": count, "task": task, "method": method, "folder": folder, "timed": timed,
-        "out-of-memory-at": out_of_memory_at, "sharded": int(sharded), "recompute": recompute,
-        "steps-short": steps_short,
-    }  # fmt: skip
-    options = [part for name, value in given.items() for part in (f"--{name}", str(value))]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.scale", "--rank", str(rank), *options],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(count)
-    ]
-    answers = [process.communicate()[0] for process in processes]
-    failed = [rank for rank, process in enumerate(processes) if process.returncode]
-    assert not failed, f"ranks {failed} of {count} failed: {task}, {method}"
-    found: dict[str, float] = json.loads(answers[0].splitlines()[-1])
+def together(folder: Path, case: Case) -> dict[str, float]:
+    """What rank 0 of so many processes found. They are forked from this one, which must compute with one thread."""
+    scene = case.scene(folder)
+    alone = [] if case.timed else run_steps(folder, scene, Alone())
+    expected = evaluated(scene) if alone else []
+    ranks = [fork(partial(be_rank, case, rank, folder, scene, alone, expected)) for rank in range(case.count)]
+    ended = [rank.wait() for rank in ranks]
+    failed = {rank: log for rank, (code, _, log) in enumerate(ended) if code}
+    assert not failed, f"{case}: these ranks failed:\n" + "\n".join(f"{rank}: {log}" for rank, log in failed.items())
+    found: dict[str, float] = json.loads(ended[0][1].splitlines()[-1])
     return found
 
 
@@ -397,16 +400,16 @@ def equality(ranks: Sequence[int], cases: Sequence[tuple[TaskName, MethodName]])
     for count in ranks:
         for task, method in cases:
             with tempfile.TemporaryDirectory() as folder:
-                found.append(together(Path(folder), count, task, method))
+                found.append(together(Path(folder), Case(count, task, method)))
             if BATCH // count < 2:
                 continue  # the last rank has one row, of which nothing smaller can be made
             with tempfile.TemporaryDirectory() as folder:
-                redone.append(together(Path(folder), count, task, method, out_of_memory_at=OUT_OF_MEMORY_AT))
+                redone.append(together(Path(folder), Case(count, task, method, out_of_memory_at=OUT_OF_MEMORY_AT)))
     assert all(case["redone"] == 1 for case in redone) and not any(case["redone"] for case in found)
     sharded = []
     for count, (recompute, (task, method)) in itertools.product(ranks, enumerate(cases)):
         with tempfile.TemporaryDirectory() as folder:
-            sharded.append(together(Path(folder), count, task, method, sharded=True, recompute=recompute))
+            sharded.append(together(Path(folder), Case(count, task, method, sharded=True, recompute=recompute)))
     return {
         "cases": len(found) + len(redone) + len(sharded),
         "sharded_max_abs_diff": max(max(case["gradient"], case["loss"], case["evaluation"]) for case in sharded),
@@ -430,7 +433,7 @@ def speed(timed: int, rounds: int) -> dict[str, float]:
     for _ in range(rounds):
         for count, measured in seen.items():
             with tempfile.TemporaryDirectory() as folder:
-                measured.append(together(Path(folder), count, timed=timed))
+                measured.append(together(Path(folder), Case(count, timed=timed)))
     one, two = (statistics.median(each["rows_per_s"] for each in measured) for measured in seen.values())
     return {
         "rows_per_s": round(one, 2),
@@ -441,20 +444,14 @@ def speed(timed: int, rounds: int) -> dict[str, float]:
 
 
 def main(argv: list[str]) -> int:
-    """Measure, or be one of the processes."""
+    """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--steps", type=int, default=20, help="of which speed is measured")
     parser.add_argument("--rounds", type=int, default=3, help="of that")
     parser.add_argument("--cases", type=int, default=len(CASES), help="only the first so many tasks and methods")
-    for name in ("rank", "count", "timed", "out-of-memory-at", "sharded", "recompute", "steps-short"):
-        parser.add_argument(f"--{name}", type=int, help=argparse.SUPPRESS)
-    for name in ("task", "method", "folder"):
-        parser.add_argument(f"--{name}", help=argparse.SUPPRESS)
     arguments = parse(parser, argv, ranks=[2], steps=WARM_STEPS + 1, rounds=1, cases=1)
-    if arguments.rank is not None:
-        be_rank(arguments)
-        return 0
+    torch.set_num_threads(1)  # of those that are forked, each takes its share of the cores
     found = {
         **equality(arguments.ranks, CASES[: arguments.cases]), "offload_bit_equal": offload_is_bit_equal(), 
         **speed(arguments.steps, arguments.rounds),
