@@ -32,13 +32,56 @@ _IN_JSON = {
 _UNQUOTED = ("int_type", "float_type", "bool_type")
 _NUMBER_OR_WORD = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?|true|false")
 ELSEWHERE = {
-    "lr": "learning_rate", "num_train_epochs": "epochs", "n_epochs": "epochs", "num_epochs": "epochs",
-    "gradient_checkpointing": "activation_checkpointing", "lr_scheduler_type": "lr_scheduler", "optim": "optimizer",
-    "training_file": "train", "train_file": "train", "dataset": "train", "validation_file": "validation",
-    "model_name": "model", "model_name_or_path": "model", "max_source_length": "max_input_tokens",
-    "max_target_length": "max_target_tokens", "run_name": "name",
+    "lr": "training.learning_rate", "lr_scheduler_type": "training.lr_scheduler",
+    "num_train_epochs": "training.epochs", "n_epochs": "training.epochs", "num_epochs": "training.epochs",
+    "per_device_train_batch_size": "training.batch_size", "train_batch_size": "training.batch_size",
+    "gradient_accumulation_steps": "training.batch_size", "micro_batch_size": "memory.micro_batch",
+    "warmup_steps": "training.warmup_ratio", "early_stopping_patience": "training.early_stopping.patience",
+    "gradient_checkpointing": "memory.activation_checkpointing", "optim": "memory.optimizer",
+    "torch_empty_cache_steps": "memory.empty_cache_steps", "torch_compile": "speed.compile",
+    "logging_steps": "log.every_steps", "eval_steps": "evaluation.every_steps", "save_steps": "checkpoint.every_steps",
+    "save_total_limit": "checkpoint.keep", "load_best_model_at_end": "checkpoint.best",
+    "metric_for_best_model": "checkpoint.best", "report_to": "integrations",
+    "wandb_project": "integrations.wandb.project", "wandb_entity": "integrations.wandb.entity",
+    "training_file": "data.train", "train_file": "data.train", "dataset": "data.train", "datasets": "data.train",
+    "validation_file": "data.validation", "val_set_size": "data.validation",
+    "max_source_length": "data.max_input_tokens", "max_target_length": "data.max_target_tokens",
+    "max_seq_length": "data.max_tokens", "max_length": "data.max_tokens", "sequence_len": "data.max_tokens",
+    "cutoff_len": "data.max_tokens", "block_size": "data.max_tokens",
+    "model_name": "model", "model_name_or_path": "model", "base_model": "model", "run_name": "name", "suffix": "name",
+    "adapter": "method", "peft_config": "method", "lora_r": "method.rank", "r": "method.rank",
+    "lora_alpha": "method.alpha", "lora_dropout": "method.dropout", "target_modules": "method.targets",
+    "lora_target_modules": "method.targets", "use_rslora": "method.rslora", "use_dora": "method.dora",
+    "train_on_inputs": "task.loss_on", "assistant_only_loss": "task.loss_on", "completion_only_loss": "task.loss_on",
 }  # fmt: skip
-"""Names in other tools: what they are called here."""
+"""Names in other tools (Trainer, PEFT, TRL, axolotl, OpenAI): the key that does the same here."""
+_ROWS_OF_A_STEP = "It counts the rows of one step: per_device_train_batch_size × gradient_accumulation_steps."
+_TOKENS = "Task seq2seq has data.max_input_tokens and data.max_target_tokens."
+_OTHERWISE = {
+    "per_device_train_batch_size": _ROWS_OF_A_STEP, "gradient_accumulation_steps": _ROWS_OF_A_STEP,
+    "warmup_steps": "It is the share of all steps, not their number.",
+    "gradient_checkpointing": "Every n-th layer is recomputed; 0: none.",
+    "load_best_model_at_end": "It names the metric, and is on by default.",
+    "max_seq_length": _TOKENS, "max_length": _TOKENS, "sequence_len": _TOKENS, "cutoff_len": _TOKENS,
+    "train_on_inputs": "\"all\" learns the prompt, too.", "assistant_only_loss": "\"replies\" is the default.",
+    "completion_only_loss": "\"replies\" is the default.",
+}  # fmt: skip
+"""Where the key here wants another value."""
+_PRECISION = "weights are bf16, and float16 for LoRA where the GPU has no bf16 (method.base_dtype)"
+_WHEN = "every_steps of log, evaluation and checkpoint say when"
+_WITHOUT_KEY = {
+    "fp16": _PRECISION, "bf16": _PRECISION, "output_dir": "the model is always in runs/JOB/model",
+    "overwrite_output_dir": "each job has a directory of its own", "group_by_length": "rows are always grouped so",
+    "dataloader_num_workers": "rows are tokenized before training, so no workers are needed",
+    "dataloader_pin_memory": "rows are tokenized before training, so no workers are needed",
+    "resume_from_checkpoint": "a job resumes by itself; resume_from lets a new job go on from an old one",
+    "eval_strategy": _WHEN, "evaluation_strategy": _WHEN, "save_strategy": _WHEN, "logging_strategy": _WHEN,
+    "per_device_eval_batch_size": "how many rows are evaluated at once follows from the memory plan",
+    "do_train": "a job trains; `kind: evaluate` only evaluates", "do_eval": "`kind: evaluate` only evaluates",
+    "push_to_hub": "`longhaul push` sends the model to the hub when the job has succeeded",
+    "hub_model_id": "`longhaul push` sends the model to the hub when the job has succeeded",
+}  # fmt: skip
+"""Names in other tools that need no key: why."""
 
 NOT_QUANTIZED = (
     "models are not trained in 4 or 8 bits: merged into 16, the adapters would make another model than the one that "
@@ -88,8 +131,9 @@ def explain(
     if len(wrong) == 1:
         said, _, question = texts[0].partition("; did you mean ")
         about_keys = unknown or (wrong[0] in by_key and by_key[wrong[0]][0]["type"] == MISSING)
-        plain = said.removesuffix(f"; {NOT_QUANTIZED}")
-        general = [NOT_QUANTIZED] if plain != said else [keys] if about_keys else []
+        reason = (_WITHOUT_KEY.get(wrong[0][-1]) if unknown else None) or NOT_QUANTIZED
+        plain = said.removesuffix(f"; {reason}")
+        general = [reason] if plain != said else [keys] if about_keys else []
         hints = [*([f"did you mean {question}"] if question else []), *general]
         return UserError(plain, param=param, hint=" ".join(hints) or None)
     head = f"{len(wrong)} errors" + (f", the first {LISTED} of them:" if len(wrong) > LISTED else ":")
@@ -139,7 +183,10 @@ def _said(key: tuple[str, ...], entries: list[Any], meant: str | None) -> str:
     first = entries[0]
     texts = [_IN_JSON.get(entry["type"]) or _in_our_words(entry["msg"]) for entry in entries]
     if first["type"] == UNKNOWN:
-        return texts[0] + (quantized(key[-1]) or (f"; did you mean {meant}?" if meant else ""))
+        if (why := _WITHOUT_KEY.get(key[-1])) is not None:
+            return f"{texts[0]}; {why}"
+        otherwise = f" {_OTHERWISE[key[-1]]}" if key[-1] in _OTHERWISE else ""
+        return texts[0] + (quantized(key[-1]) or (f"; did you mean {meant}?{otherwise}" if meant else ""))
     if first["type"] == MISSING:
         return texts[0]
     text = "; or: ".join([texts[0], *sorted({*texts} - {texts[0]})])
@@ -173,7 +220,10 @@ def _nearest(
     nearly so, a required one that is missing before all others."""
     paths = list(_paths(model))
     *above, last = key  # the last name is a key, whatever it looks like
-    key = (*_without_places(above), ELSEWHERE.get(last, last))
+    key = (*_without_places(above), last)
+    here = tuple(ELSEWHERE[last].split(".")) if last in ELSEWHERE else None
+    if here is not None and (named := [path for path in paths if path[-len(here) :] == here]):
+        return named
     if key in paths:
         return [key]
     if (nested := tuple(".".join(key).split("."))) in paths:

@@ -31,8 +31,11 @@ def keys_below(prefix: str, *, sweep: bool = False) -> list[Key]:
     if not found:
         last = {key.name.rpartition(".")[2]: key.name for key in reversed(known)}
         word = prefix.rpartition(".")[2]
-        here = [ELSEWHERE[word]] if word in ELSEWHERE else get_close_matches(word, last, n=1)
-        near = get_close_matches(prefix, [key.name for key in known], n=1) or [last[name] for name in here]
+        names = [key.name for key in known]
+        near = [name for name in names if f".{name}".endswith(f".{ELSEWHERE.get(word)}")]
+        near = (
+            near or get_close_matches(prefix, names, n=1) or [last[name] for name in get_close_matches(word, last, n=1)]
+        )
         raise BadInput(
             f"no key of a {'sweep' if sweep else 'job'} is called {prefix}",
             hint=f"did you mean {near[0]}?" if near else f"`longhaul keys{' --sweep' * sweep}` lists all of them",

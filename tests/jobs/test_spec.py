@@ -15,7 +15,8 @@ from jobs.data_names import DATA_SUFFIXES, HubData, data_format, hub_data
 from jobs.errors import UserError
 from jobs.plan import resolve
 from jobs.spec import EarlyStoppingSpec, JobSpec, WandbSpec, parse_spec
-from jobs.wrong_spec import KEYS_OF_A_JOB
+from jobs.text.schemas import keys
+from jobs.wrong_spec import ELSEWHERE, KEYS_OF_A_JOB
 from tests.support.samples import memory_plan
 
 LEAST: dict[str, Any] = {"data": {"train": "rows.jsonl"}}
@@ -230,6 +231,32 @@ def test_a_key_of_another_part_is_sent_there(key: str, meant: str) -> None:
     with pytest.raises(UserError, match=f"^{re.escape(key)}: unknown key$") as caught:
         parse_spec(with_key(key, 1))
     assert caught.value.hint == f"did you mean {meant}? {KEYS_OF_A_JOB}"
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("training.per_device_train_batch_size", "did you mean batch_size? It counts the rows of one step: per_device"),
+        ("gradient_accumulation_steps", "did you mean training.batch_size? It counts the rows of one step: per_device"),
+        ("lora_r", "did you mean method.rank? "), ("training.lora_alpha", "did you mean method.alpha? "),
+        ("training.warmup_steps", "did you mean warmup_ratio? It is the share of all steps, not their number. "),
+        ("max_seq_length", "did you mean data.max_tokens? Task seq2seq has data.max_input_tokens and data.max_target"),
+        ("evaluation.eval_steps", "did you mean every_steps? "),
+        ("save_steps", "did you mean checkpoint.every_steps? "),
+        ("training.fp16", "weights are bf16, and float16 for LoRA where the GPU has no bf16 (method.base_dtype)"),
+        ("output_dir", "the model is always in runs/JOB/model"),
+    ],
+)  # fmt: skip
+def test_a_key_of_another_tool_is_answered_with_what_does_the_same_here(key: str, hint: str) -> None:
+    with pytest.raises(UserError, match=f"^{re.escape(key)}: unknown key$") as caught:
+        parse_spec(with_key(key, 1))
+    assert str(caught.value.hint).startswith(hint)
+
+
+def test_every_key_that_other_tools_are_sent_to_is_there() -> None:
+    schema = JobSpec.model_json_schema()
+    known = {key.name for key in keys(schema["properties"], schema["$defs"])}
+    assert set(ELSEWHERE.values()) <= known
 
 
 @pytest.mark.parametrize("method", ["lorra", {"type": "lorra", "rank": 3}])
