@@ -52,8 +52,10 @@ def test_an_error_refuses_the_model_by_its_class_and_first_line(
 @pytest.mark.parametrize(
     "error",
     [KeyboardInterrupt(), MemoryError(), torch.OutOfMemoryError("CUDA out of memory"),
-     RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), torch.AcceleratorError("ECC error")],
-    ids=lambda error: type(error).__name__,
+     RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), torch.AcceleratorError("ECC error"),
+     RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+     RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`")],
+    ids=lambda error: f"{type(error).__name__} {str(error)[:10]}",
 )  # fmt: skip
 @pytest.mark.parametrize("task", TASKS)
 def test_what_is_no_fault_of_the_model_passes(task: str, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:

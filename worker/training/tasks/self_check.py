@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from worker.training.machine.out_of_memory import is_out_of_memory
 
 log = logging.getLogger("longhaul.trainer")
 _LENGTHS = (7, 12)
+_OF_A_LIBRARY = re.compile(r"\b(?:CUDA|HIP|cuDNN|cuBLAS|cuSOLVER|cuSPARSE|NCCL|NVRTC) error\b|\bCU[A-Z]+_STATUS_")
+"""How torch words what a library of the GPU answers: no fault of the model."""
 
 
 def short_rows(model: PreTrainedModel) -> list[torch.Tensor]:
@@ -58,13 +61,15 @@ class SelfCheck:
 
     @contextmanager
     def errors(self, model: nn.Module) -> Iterator[None]:
-        """Whatever the model raises inside refuses it, but for a lack of memory and a fault of the GPU."""
+        """Whatever the model raises inside refuses it, but for a lack of memory and a fault of the GPU or its
+        libraries: that is told as it is, and tried again.
+        """
         try:
             yield
         except (StageError, torch.AcceleratorError):
             raise
         except Exception as error:  # families raise whatever they like
-            if is_out_of_memory(error):
+            if is_out_of_memory(error) or (isinstance(error, RuntimeError) and _OF_A_LIBRARY.search(str(error))):
                 raise
             log.warning("%s raised in its self-check", type(model).__name__, exc_info=error)
             line = [*str(error).strip().splitlines(), ""][0][:300]
