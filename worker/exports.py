@@ -78,7 +78,7 @@ class ProcessHandler:
             )
 
     def _follow(self, process: Process, run: RunDir, name: str, answer: AnswerWriter) -> None:
-        """Until it ends. Raises what `AnswerWriter.hold` and `AnswerWriter.add` do."""
+        """Until it ends. Raises NotFound once the job is deleted, and what `AnswerWriter.hold` and `.add` do."""
         told: Heartbeat | None = None
         while True:
             try:
@@ -86,6 +86,8 @@ class ProcessHandler:
                 return
             except subprocess.TimeoutExpired:
                 answer.hold()
+            if not run.exists():
+                raise NotFound(f"job {run.id} was deleted, and its {self.kind} is given up")
             beat = _newest(run, name)
             if isinstance(beat, Heartbeat) and (told is None or beat.phase != told.phase):
                 answer.add("progress", {"phase": beat.phase, "at": time.time()})

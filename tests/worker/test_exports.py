@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import threading
 from pathlib import Path
 from typing import Any, cast
@@ -10,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from jobs.disk.rundir import RunDir, create
+from jobs.errors import NotFound
 from jobs.events import JobSubmitted
 from jobs.export import ExportFormat, ExportRequest
 from jobs.redis.requests import Request
@@ -18,6 +20,7 @@ from worker import exports
 from worker.exports import ExportHandler
 from worker.requests import Abandoned, AnswerWriter, RequestFailed
 from worker.settings import from_environment
+from worker.training.journal import Journal
 from worker.training.machine.locks import try_lock
 
 
@@ -61,6 +64,24 @@ def test_nothing_is_left_where_its_process_is_killed(
     with pytest.raises(type(error)):
         handler.answer(Request("r", "export", run.id, asked), EndedWriter(run, error))
     assert not list((run.path / "exports").glob("tmp-*"))
+
+
+def test_deleting_the_job_ends_the_export_and_the_directory_stays_away(
+    handler: ExportHandler, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As soon as the worker looks at its process."""
+
+    class Deleted(EndedWriter):
+        def hold(self) -> None:
+            shutil.rmtree(run.path)
+
+    monkeypatch.setattr(exports, "LOOK_S", 0.0)
+    asked = ExportRequest(format=ExportFormat.CTRANSLATE2).model_dump(mode="json")
+    with pytest.raises(NotFound, match="job job-1 was deleted, and its export is given up"):
+        handler.answer(Request("r", "export", run.id, asked), Deleted(run, Abandoned()))
+    with pytest.raises(FileNotFoundError):
+        Journal(run.attempt_file("export-gguf"))
+    assert not run.path.exists()
 
 
 def test_what_a_killed_worker_left_goes_and_what_is_being_made_stays(

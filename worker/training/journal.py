@@ -29,7 +29,7 @@ class Journal:
     def __init__(
         self, file: Path, clock: Callable[[], float] = time.monotonic, *, fence: Callable[[], None] = unfenced
     ) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(exist_ok=True)  # no parents: a run directory that was deleted is not made anew
         self.fence = fence
         """Call it before whatever is written to last: it does not return where the attempt is over."""
         self._lines = LineWriter(file, fence)
