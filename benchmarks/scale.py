@@ -227,7 +227,7 @@ def evaluated(scene: Scene) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Case:
+class RanksCase:
     """What ranks do."""
 
     count: int
@@ -253,7 +253,9 @@ class Case:
         return scene
 
 
-def be_rank(case: Case, rank: int, folder: Path, scene: Scene, alone: list[StepSeen], expected: list[float]) -> None:
+def be_rank(
+    case: RanksCase, rank: int, folder: Path, scene: Scene, alone: list[StepSeen], expected: list[float]
+) -> None:
     """One process; that of rank 0 prints what all found. `alone`, `expected`: steps and evaluation without others."""
     gc.freeze()  # when memory runs out, only what this process has made is looked through
     own_folder, device = folder / str(rank), torch.device("cpu")
@@ -380,7 +382,7 @@ def timed_steps(folder: Path, scene: Scene, members: Members) -> dict[str, float
     return {"rows_per_s": rows / seconds, "communication_share": members.seconds / seconds}
 
 
-def together(folder: Path, case: Case) -> dict[str, float]:
+def together(folder: Path, case: RanksCase) -> dict[str, float]:
     """What rank 0 of so many processes found. They are forked from this one, which must compute with one thread."""
     scene = case.scene(folder)
     alone = [] if case.timed else run_steps(folder, scene, Alone())
@@ -400,16 +402,16 @@ def equality(ranks: Sequence[int], cases: Sequence[tuple[TaskName, MethodName]])
     for count in ranks:
         for task, method in cases:
             with tempfile.TemporaryDirectory() as folder:
-                found.append(together(Path(folder), Case(count, task, method)))
+                found.append(together(Path(folder), RanksCase(count, task, method)))
             if BATCH // count < 2:
                 continue  # the last rank has one row, of which nothing smaller can be made
             with tempfile.TemporaryDirectory() as folder:
-                redone.append(together(Path(folder), Case(count, task, method, out_of_memory_at=OUT_OF_MEMORY_AT)))
+                redone.append(together(Path(folder), RanksCase(count, task, method, out_of_memory_at=OUT_OF_MEMORY_AT)))
     assert all(case["redone"] == 1 for case in redone) and not any(case["redone"] for case in found)
     sharded = []
     for count, (recompute, (task, method)) in itertools.product(ranks, enumerate(cases)):
         with tempfile.TemporaryDirectory() as folder:
-            sharded.append(together(Path(folder), Case(count, task, method, sharded=True, recompute=recompute)))
+            sharded.append(together(Path(folder), RanksCase(count, task, method, sharded=True, recompute=recompute)))
     return {
         "cases": len(found) + len(redone) + len(sharded),
         "sharded_max_abs_diff": max(max(case["gradient"], case["loss"], case["evaluation"]) for case in sharded),
@@ -433,7 +435,7 @@ def speed(timed: int, rounds: int) -> dict[str, float]:
     for _ in range(rounds):
         for count, measured in seen.items():
             with tempfile.TemporaryDirectory() as folder:
-                measured.append(together(Path(folder), Case(count, timed=timed)))
+                measured.append(together(Path(folder), RanksCase(count, timed=timed)))
     one, two = (statistics.median(each["rows_per_s"] for each in measured) for measured in seen.values())
     return {
         "rows_per_s": round(one, 2),

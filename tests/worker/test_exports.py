@@ -71,14 +71,14 @@ def test_deleting_the_job_ends_the_export_and_the_directory_stays_away(
 ) -> None:
     """As soon as the worker looks at its process."""
 
-    class Deleted(EndedWriter):
+    class JobDeletedMeanwhile(EndedWriter):
         def hold(self) -> None:
             shutil.rmtree(run.path)
 
     monkeypatch.setattr(exports, "LOOK_S", 0.0)
     asked = ExportRequest(format=ExportFormat.CTRANSLATE2).model_dump(mode="json")
     with pytest.raises(NotFound, match="job job-1 was deleted, and its export is given up"):
-        handler.answer(Request("r", "export", run.id, asked), Deleted(run, Abandoned()))
+        handler.answer(Request("r", "export", run.id, asked), JobDeletedMeanwhile(run, Abandoned()))
     with pytest.raises(FileNotFoundError):
         Journal(run.attempt_file("export-gguf"))
     assert not run.path.exists()

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from benchmarks.oom_exactness import LIMIT, MethodName, TaskName
-from benchmarks.scale import Case, together
+from benchmarks.scale import RanksCase, together
 from jobs.errors import RankLost
 from worker.training.ranks import group
 from worker.training.ranks.ranks import share
@@ -30,14 +30,14 @@ from worker.training.ranks.ranks import share
 def test_loss_gradients_and_weights_are_those_of_one_rank(
     tmp_path: Path, count: int, task: TaskName, method: MethodName
 ) -> None:
-    found = together(tmp_path, Case(count, task, method))
+    found = together(tmp_path, RanksCase(count, task, method))
     assert found.pop("steps") == 3, "the last of them has two rows, fewer than three ranks"
     assert found.pop("redone") == 0
     assert max(found.values()) <= LIMIT
 
 
 def test_memory_that_runs_out_on_one_rank_costs_a_pass_of_all_and_changes_nothing(tmp_path: Path) -> None:
-    found = together(tmp_path, Case(2, out_of_memory_at=40))
+    found = together(tmp_path, RanksCase(2, out_of_memory_at=40))
     assert found.pop("redone") == 1
     assert found.pop("steps") == 3
     assert max(found.values()) <= LIMIT
@@ -50,7 +50,7 @@ def test_memory_that_runs_out_on_one_rank_costs_a_pass_of_all_and_changes_nothin
 def test_ranks_that_shard_the_weights_take_the_same_steps(
     tmp_path: Path, count: int, task: TaskName, method: MethodName, recompute: int
 ) -> None:
-    found = together(tmp_path, Case(count, task, method, sharded=True, recompute=recompute))
+    found = together(tmp_path, RanksCase(count, task, method, sharded=True, recompute=recompute))
     assert (found.pop("steps"), found.pop("redone")) == (3, 0)
     assert max(found.values()) <= LIMIT
 
@@ -61,7 +61,7 @@ def test_ranks_that_shard_the_weights_take_the_same_steps(
 def test_wherever_memory_runs_out_on_one_of_them_nobody_waits_and_nothing_changes(
     tmp_path: Path, task: TaskName, method: MethodName, recompute: int, apart: int
 ) -> None:
-    case = Case(2, task, method, sharded=True, recompute=recompute, out_of_memory_at=apart, steps_short=16)
+    case = RanksCase(2, task, method, sharded=True, recompute=recompute, out_of_memory_at=apart, steps_short=16)
     found = together(tmp_path, case)
     assert found.pop("steps") == 16
     assert found.pop("redone") >= 12, "points all over a pass, forward and back"
