@@ -22,7 +22,7 @@ from worker.reconcile import Reconciler
 
 
 def deleted(run: RunDir) -> None:
-    shutil.rmtree(run.path)
+    shutil.rmtree(run.path.rename(run.path.parent.with_name(f"deleted-{run.id}")))  # sinks may just be writing in it
 
 
 def garbage(run: RunDir) -> None:

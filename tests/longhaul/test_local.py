@@ -26,7 +26,7 @@ def test_a_home_that_others_use_too_stays_open_and_what_is_ours_in_it_does_not(t
     (shared / "theirs").mkdir(parents=True)
     shared.chmod(0o777)
     (tmp_path / "data").mkdir()
-    place = LocalHome({}, data=tmp_path / "data", home=shared, runs=tmp_path / "runs", port=8000)
+    place = LocalHome({}, data=tmp_path / "data", home=shared, runs=tmp_path / "runs", port=free_port())
     place.lock().close()
     modes = {name: (shared / name).stat().st_mode & 0o777 for name in ("", "redis", "logs")}
     assert modes == {"": 0o777, "redis": 0o700, "logs": 0o700}
@@ -129,6 +129,7 @@ def test_it_says_what_is_wrong_before_it_starts_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LONGHAUL_PORT", str(free_port()))
     assert main(["local", "--data", "none"]) == 2
     assert f"{tmp_path / 'none'} does not exist: create it, or give --data DIR" in capsys.readouterr().err
     (tmp_path / "rows.csv").touch()
@@ -166,6 +167,7 @@ def test_a_folder_that_cannot_be_made_is_named_with_its_option(
     option: str,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LONGHAUL_PORT", str(free_port()))
     (tmp_path / "file").touch()  # root may write anywhere else
     (tmp_path / "data").mkdir()
     assert main(command) == 2

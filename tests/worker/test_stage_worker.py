@@ -76,7 +76,12 @@ def test_service_and_workers_write_json_with_job_and_request(stack: Stack) -> No
         return any(line["logger"] == "longhaul.events" and line["job"] == run.id for line in found) or None
 
     stack.wait_for(told, "publish to tell of it")
-    service = lines(stack.home / "service.log")
+
+    def answered() -> list[dict[str, Any]] | None:  # the line follows the answer
+        found = lines(stack.home / "service.log")
+        return found if any(line.get("request_id") == made for line in found) else None
+
+    service = stack.wait_for(answered, "the service to tell of the request")
     (submitted,) = (line for line in service if line.get("request_id") == "my-own.id_7")
     assert (submitted["method"], submitted["path"], submitted["status"]) == ("POST", "/jobs", 202)
     assert submitted["ms"] > 0
