@@ -32,7 +32,7 @@ from tests.support.machine import free_bytes
 from tests.support.samples import checked, prepared
 from tests.training.attempts import attempt, checkpoints, facts, finished, logged, same_tensors, trained
 from tests.training.checkpoints.damage import cut_short, flip_a_bit
-from tests.training.conftest import OVERFIT, WORDS
+from tests.training.conftest import RISING, WORDS
 from tests.training.hub_server import COMMIT, running_hub
 from tests.training.killed_adoptions import killed_adoptions
 from tests.training.workplace import Workplace
@@ -137,16 +137,16 @@ def test_with_the_same_settings_it_ends_like_a_run_that_was_never_interrupted(
 
 
 def test_the_best_of_the_whole_run_becomes_the_model(place: StagesWorkplace) -> None:
-    # The validation loss rises from about step 40 on; the run is stopped at step 99.
-    whole = place.job(**OVERFIT)
+    # The validation loss rises from step 8 on; the run is stopped at step 19.
+    whole = place.job(**RISING)
     place.prepare(whole)
     assert attempt(whole) == 0
     best = trained(whole).step
-    assert best < 99
-    source = place.begun(3 + 99 + 4 * 2, **OVERFIT)
-    run, adopted = place.goes_on(source, **OVERFIT)
-    assert adopted.step == 99
-    assert checkpoints(run) == [f"step-{best:08d}", "step-00000099"]
+    assert best < 19
+    source = place.begun(3 + 19 + 4 * 2, **RISING)
+    run, adopted = place.goes_on(source, **RISING)
+    assert adopted.step == 19
+    assert checkpoints(run) == [f"step-{best:08d}", "step-00000019"]
     shutil.rmtree(source.path)
     assert attempt(run) == 0
     assert finished(run).result == finished(whole).result
@@ -204,24 +204,24 @@ def test_what_memory_taught_goes_along_only_where_it_is_planned_alike(place: Sta
 
 
 def test_losses_over_other_rows_are_not_compared(place: StagesWorkplace) -> None:
-    source = place.begun(**OVERFIT, stop_at=3 + 99 + 4 * 2)
-    run, _ = place.goes_on(source, **OVERFIT | {"evaluation": OVERFIT["evaluation"] | {"max_rows": 8}})
-    assert checkpoints(run) == ["step-00000099"]
-    state = verify(run.checkpoints / "step-00000099")
+    source = place.begun(**RISING, stop_at=3 + 19 + 4 * 2)
+    run, _ = place.goes_on(source, **RISING | {"evaluation": RISING["evaluation"] | {"max_rows": 8}})
+    assert checkpoints(run) == ["step-00000019"]
+    state = verify(run.checkpoints / "step-00000019")
     assert (state.first_loss, state.best_loss, state.validation_loss) == (None, None, None)
-    assert verify(source.checkpoints / "step-00000099").best_loss is not None
+    assert verify(source.checkpoints / "step-00000019").best_loss is not None
 
 
 def test_losses_of_an_earlier_version_which_evaluated_the_first_rows_are_not_compared(place: StagesWorkplace) -> None:
-    source = place.begun(**OVERFIT, stop_at=3 + 99 + 4 * 2)
+    source = place.begun(**RISING, stop_at=3 + 19 + 4 * 2)
     plan = source.plan()
     first = plan.model_copy(update={"data": plan.data.model_copy(update={"evaluation_rows": "first"})})
     source.write_plan(first)
-    run, _ = place.goes_on(source, **OVERFIT)
-    assert verify(run.checkpoints / "step-00000099").best_loss is None and not file_of(run, 0).exists()
+    run, _ = place.goes_on(source, **RISING)
+    assert verify(run.checkpoints / "step-00000019").best_loss is None and not file_of(run, 0).exists()
     source.write_plan(plan)
-    run, _ = place.goes_on(source, **OVERFIT)
-    assert verify(run.checkpoints / "step-00000099").best_loss is not None and file_of(run, 0).exists()
+    run, _ = place.goes_on(source, **RISING)
+    assert verify(run.checkpoints / "step-00000019").best_loss is not None and file_of(run, 0).exists()
 
 
 def test_an_earlier_checkpoint_can_be_named_and_a_resumed_job_be_gone_on_from(place: StagesWorkplace) -> None:
