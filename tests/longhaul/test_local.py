@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from jobs.process.lifeline import WARM
 from jobs.process.secrets import NEEDED, VARIABLES
 from jobs.reasons import Reason
 from longhaul.children import RESTARTS, ChildProcess
@@ -73,13 +72,12 @@ def test_up_a_dead_part_comes_back_an_orderly_end_and_a_violent_one(tmp_path: Pa
         assert "stopped;" in local.output()
         assert not any(alive(child) for child in children)
 
-    # What was in Redis is still there. Another process that forks trainers is named: none of its own is started.
-    with Local(tmp_path, environment={WARM: str(tmp_path / "warm")}) as again:
+    with Local(tmp_path) as again:  # what was in Redis is still there
         assert again.api.get(job)["id"] == job
         children = again.children()
         shutil.rmtree(redis)  # Redis alone starts over, and is told of all jobs
         until(lambda: "redis has lost" in again.output() and (redis / "redis.conf").exists(), again.output)
-        until(lambda: len(again.children()) == 8 and again.api.ready(), again.output)
+        until(lambda: len(again.children()) == 9 and again.api.ready(), again.output)
         assert [each["id"] for each in again.api.all()] == [job]
         assert len(set(children) - set(again.children())) == 1
         family = descendants(again.process.pid)
