@@ -55,31 +55,32 @@ ELSEWHERE = {
     "train_on_inputs": "task.loss_on", "assistant_only_loss": "task.loss_on", "completion_only_loss": "task.loss_on",
 }  # fmt: skip
 """Names in other tools (Trainer, PEFT, TRL, axolotl, OpenAI): the key that does the same here."""
-_ROWS_OF_A_STEP = "It counts the rows of one step: per_device_train_batch_size × gradient_accumulation_steps."
-_TOKENS = "Task seq2seq has data.max_input_tokens and data.max_target_tokens."
+_ROWS_OF_A_STEP = "It counts the rows of one step: per_device_train_batch_size × gradient_accumulation_steps × GPUs."
+_TOKENS = "It is for causal models; others have data.max_input_tokens, and seq2seq data.max_target_tokens, too."
 _OTHERWISE = {
     "per_device_train_batch_size": _ROWS_OF_A_STEP, "gradient_accumulation_steps": _ROWS_OF_A_STEP,
     "warmup_steps": "It is the share of all steps, not their number.",
     "gradient_checkpointing": "Every n-th layer is recomputed; 0: none.",
     "load_best_model_at_end": "It names the metric, and is on by default.",
     "max_seq_length": _TOKENS, "max_length": _TOKENS, "sequence_len": _TOKENS, "cutoff_len": _TOKENS,
+    "block_size": _TOKENS,
     "train_on_inputs": "\"all\" learns the prompt, too.", "assistant_only_loss": "\"replies\" is the default.",
     "completion_only_loss": "\"replies\" is the default.",
 }  # fmt: skip
 """Where the key here wants another value."""
 _PRECISION = "weights are bf16, and float16 for LoRA where the GPU has no bf16 (method.base_dtype)"
 _WHEN = "every_steps of log, evaluation and checkpoint say when"
+_PUSH = "`longhaul push` sends the model to the hub, once the job has succeeded"
 _WITHOUT_KEY = {
     "fp16": _PRECISION, "bf16": _PRECISION, "output_dir": "the model is always in runs/JOB/model",
     "overwrite_output_dir": "each job has a directory of its own", "group_by_length": "rows are always grouped so",
     "dataloader_num_workers": "rows are tokenized before training, so no workers are needed",
-    "dataloader_pin_memory": "rows are tokenized before training, so no workers are needed",
     "resume_from_checkpoint": "a job resumes by itself; resume_from lets a new job go on from an old one",
     "eval_strategy": _WHEN, "evaluation_strategy": _WHEN, "save_strategy": _WHEN, "logging_strategy": _WHEN,
     "per_device_eval_batch_size": "how many rows are evaluated at once follows from the memory plan",
     "do_train": "a job trains; `kind: evaluate` only evaluates", "do_eval": "`kind: evaluate` only evaluates",
-    "push_to_hub": "`longhaul push` sends the model to the hub when the job has succeeded",
-    "hub_model_id": "`longhaul push` sends the model to the hub when the job has succeeded",
+    "push_to_hub": _PUSH,
+    "hub_model_id": _PUSH,
 }  # fmt: skip
 """Names in other tools that need no key: why."""
 
@@ -114,10 +115,11 @@ def explain(
     for entry in error.errors(include_url=False):
         by_key.setdefault(_key(entry["loc"], model), []).append(entry)
     unknown = [key for key, entries in by_key.items() if entries[0]["type"] == UNKNOWN]
-    near = {key: _nearest(key, model, by_key) for key in unknown[:LISTED]}
+    without = _WITHOUT_KEY if keys == KEYS_OF_A_JOB else {}
+    near = {key: [] if key[-1] in without else _nearest(key, model, by_key) for key in unknown[:LISTED]}
     # What a misspelt key leaves missing is not the user's mistake: the misspelt one is.
     excused = {path[:depth] for paths in near.values() for path in paths for depth in range(1, len(path) + 1)}
-    meant = {key: " or ".join(_named(path, _without_places(key)) for path in paths) for key, paths in near.items()}
+    meant = {key: without.get(key[-1]) or _question(key, paths) for key, paths in near.items()}
     wrong = [*unknown, *(
         key for key, entries in by_key.items()
         if entries[0]["type"] != UNKNOWN and not (entries[0]["type"] == MISSING and _without_places(key) in excused)
@@ -131,7 +133,7 @@ def explain(
     if len(wrong) == 1:
         said, _, question = texts[0].partition("; did you mean ")
         about_keys = unknown or (wrong[0] in by_key and by_key[wrong[0]][0]["type"] == MISSING)
-        reason = (_WITHOUT_KEY.get(wrong[0][-1]) if unknown else None) or NOT_QUANTIZED
+        reason = (without.get(wrong[0][-1]) if unknown else None) or NOT_QUANTIZED
         plain = said.removesuffix(f"; {reason}")
         general = [reason] if plain != said else [keys] if about_keys else []
         hints = [*([f"did you mean {question}"] if question else []), *general]
@@ -183,10 +185,7 @@ def _said(key: tuple[str, ...], entries: list[Any], meant: str | None) -> str:
     first = entries[0]
     texts = [_IN_JSON.get(entry["type"]) or _in_our_words(entry["msg"]) for entry in entries]
     if first["type"] == UNKNOWN:
-        if (why := _WITHOUT_KEY.get(key[-1])) is not None:
-            return f"{texts[0]}; {why}"
-        otherwise = f" {_OTHERWISE[key[-1]]}" if key[-1] in _OTHERWISE else ""
-        return texts[0] + (quantized(key[-1]) or (f"; did you mean {meant}?{otherwise}" if meant else ""))
+        return texts[0] + (quantized(key[-1]) or (f"; {meant}" if meant else ""))
     if first["type"] == MISSING:
         return texts[0]
     text = "; or: ".join([texts[0], *sorted({*texts} - {texts[0]})])
@@ -195,6 +194,15 @@ def _said(key: tuple[str, ...], entries: list[Any], meant: str | None) -> str:
     said = next((entry["input"] for entry in entries if isinstance(entry["input"], str)), given)  # an item of a list
     about = about or _meant_value(first.get("ctx", {}).get("given", said), entries)
     return text + about if isinstance(given, Mapping) else f"{text} (got {shorten(given)}){about}"
+
+
+def _question(key: tuple[str, ...], paths: Sequence[tuple[str, ...]]) -> str:
+    """Whether these were meant by a key that there is not; '' for none."""
+    if not paths:
+        return ""
+    names = " or ".join(_named(path, _without_places(key)) for path in paths)
+    otherwise = _OTHERWISE.get(key[-1]) if ".".join(paths[0]).endswith(ELSEWHERE.get(key[-1], " ")) else None
+    return f"did you mean {names}?" + (f" {otherwise}" if otherwise else "")
 
 
 def _meant_value(given: object, entries: list[Any]) -> str:

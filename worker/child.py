@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from worker.warm import ForkedProcess, OwnProcess, fork
+from worker.warm import ASKED_WITHIN_S, ForkedProcess, OwnProcess, fork
 
 
 class ChildGone(Exception):
@@ -19,8 +19,8 @@ class ChildGone(Exception):
 
 
 class JsonChild:
-    """Spawned, not forked: its parent has threads. `command` or `environment` ties it to the calling thread
-    (`jobs.process.lifeline`).
+    """Spawned, since its parent has threads, or `forked` by the warm process. `command` or `environment` ties what is
+    spawned to the calling thread (`jobs.process.lifeline`).
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -44,7 +44,8 @@ class JsonChild:
         theirs_in, ours_in = os.pipe()
         ours_out, theirs_out = os.pipe()
         stdin, stdout = os.fdopen(ours_in, "wb", 0), os.fdopen(ours_out, "rb", 0)
-        process = fork(warm, arguments, environment, theirs_out, theirs_in, sys.stderr.fileno())
+        others = theirs_in, sys.stderr.fileno()
+        process = fork(warm, arguments, environment, theirs_out, *others, within_s=ASKED_WITHIN_S)
         os.close(theirs_in)
         os.close(theirs_out)
         if process is None:

@@ -20,7 +20,7 @@ from jobs.redis.requests import Request
 from worker.requests import AnswerWriter, RequestFailed
 from worker.settings import WorkerSettings
 from worker.trainer import here
-from worker.warm import Process
+from worker.warm import ASKED_WITHIN_S, Process
 
 LOOK_S = 0.5
 SWEEP_S = 60.0
@@ -56,7 +56,7 @@ class ProcessHandler:
         said, log = run.attempt_file(name), run.attempt_file(name).with_suffix(".log")
         said.unlink(missing_ok=True)
         with open(log, "wb") as output:
-            process = here(self.environment(), self.warm)(arguments, output.fileno())
+            process = here(self.environment(), self.warm, within_s=ASKED_WITHIN_S)(arguments, output.fileno())
         try:
             self._follow(process, run, name, answer)
         finally:
@@ -64,11 +64,18 @@ class ProcessHandler:
                 process.kill()
             code = process.wait()
             self.tidy(run)
+        self._refuse_deleted(run)
         end = _newest(run, name)
         if isinstance(end, Finished) and end.reason is Reason.DONE:
             answer.add("done", {})
         elif isinstance(end, Finished) and end.error is not None:
             raise RequestFailed(end.error.message, code=end.error.code, hint=end.error.hint)
+        elif process.cause is not None:
+            raise RequestFailed(
+                f"the process that forked this {self.kind} has ended, and the {self.kind} with it",
+                code="crash",
+                hint="ask again: another one is started",
+            )
         else:
             why = last_error(log.read_text(errors="replace")[-4096:])
             raise RequestFailed(
@@ -86,12 +93,15 @@ class ProcessHandler:
                 return
             except subprocess.TimeoutExpired:
                 answer.hold()
-            if not run.exists():
-                raise NotFound(f"job {run.id} was deleted, and its {self.kind} is given up")
+            self._refuse_deleted(run)
             beat = _newest(run, name)
             if isinstance(beat, Heartbeat) and (told is None or beat.phase != told.phase):
                 answer.add("progress", {"phase": beat.phase, "at": time.time()})
                 told = beat
+
+    def _refuse_deleted(self, run: RunDir) -> None:
+        if not run.exists():
+            raise NotFound(f"job {run.id} was deleted, and its {self.kind} is given up")
 
     def tidy(self, run: RunDir) -> None:
         """After its process has ended, also where it was killed: nothing."""

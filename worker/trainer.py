@@ -18,7 +18,7 @@ from jobs.process.logs import last_error
 from jobs.reasons import Reason
 from jobs.state import Stage
 from worker.training.machine.host import oom_kills
-from worker.warm import OwnProcess, Process, fork
+from worker.warm import FORKED_WITHIN_S, OwnProcess, Process, fork
 
 SLOW_PHASES: frozenset[Phase] = frozenset({"load", "compile", "save"})
 SLOW_SILENCE_S = 15 * 60.0
@@ -33,14 +33,14 @@ Starter = Callable[[Sequence[str], int], Process]
 """Starts `python -m worker.training` with these arguments, its output to this descriptor."""
 
 
-def here(environment: Mapping[str, str], warm: str | None = None) -> Starter:
+def here(environment: Mapping[str, str], warm: str | None = None, *, within_s: float = FORKED_WITHIN_S) -> Starter:
     """Trainers on this machine, forked by the process that listens at the socket `warm`, or started.
 
-    Start them from a main thread only (`lifeline`).
+    Start them from a thread that outlives them (`lifeline`). `within_s` is that of `fork`.
     """
 
     def start(arguments: Sequence[str], output: int) -> Process:
-        forked = None if warm is None else fork(warm, arguments, environment, output)
+        forked = None if warm is None else fork(warm, arguments, environment, output, within_s=within_s)
         return forked or OwnProcess(
             [sys.executable, "-m", "worker.training", *arguments],
             stdin=subprocess.DEVNULL,

@@ -7,6 +7,7 @@ any program is.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -26,6 +27,8 @@ from jobs.reasons import Reason
 
 log = logging.getLogger("longhaul.worker")
 FORKED_WITHIN_S = 60.0
+ASKED_WITHIN_S = 5.0
+"""Where somebody waits for the answer."""
 """Longer than the imports take. One that takes longer stands still."""
 RESTART_AFTER_S = 60.0
 
@@ -107,16 +110,21 @@ class WarmProcess:
 
 
 def fork(
-    warm: str, arguments: Sequence[str], environment: Mapping[str, str], output: int, *others: int
+    warm: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    output: int,
+    *others: int,
+    within_s: float = FORKED_WITHIN_S,
 ) -> ForkedProcess | None:
     """`python -m worker.training ARGUMENTS`, its output to this descriptor, forked by the process that listens at the
     socket `warm`. None: start it yourself. `others`: its stdin, and its stderr; without them it reads nothing, and
-    stderr goes where its output does.
+    stderr goes where its output does. `within_s`: how long it may still be importing.
     """
     asked = json.dumps({"arguments": list(arguments), "environment": dict(environment)}).encode()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        connection.settimeout(FORKED_WITHIN_S)
+        connection.settimeout(within_s)
         connection.connect(warm)
         socket.send_fds(connection, [asked], [output, *others])
         said, files, _, _ = socket.recv_fds(connection, 100, 1)
@@ -164,7 +172,8 @@ class ForkedProcess:
     def send_signal(self, sig: int) -> None:
         """Unless it has ended."""
         if self.poll() is None:
-            signal.pidfd_send_signal(self._handle, sig)
+            with contextlib.suppress(ProcessLookupError):  # it ends just now
+                signal.pidfd_send_signal(self._handle, sig)
 
     def kill(self) -> None:
         """SIGKILL."""

@@ -2,7 +2,7 @@
 
     python -m jobs.process.lifeline PARENT_PID command …     tie any program (the tie survives exec)
 
-Spawn children from a main thread only: the signal fires when the spawning *thread* ends.
+Spawn children from a thread that outlives them, such as the main one: the signal fires when the spawning *thread* ends.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ def test_a_key_of_another_part_is_sent_there(key: str, meant: str) -> None:
         ("gradient_accumulation_steps", "did you mean training.batch_size? It counts the rows of one step: per_device"),
         ("lora_r", "did you mean method.rank? "), ("training.lora_alpha", "did you mean method.alpha? "),
         ("training.warmup_steps", "did you mean warmup_ratio? It is the share of all steps, not their number. "),
-        ("max_seq_length", "did you mean data.max_tokens? Task seq2seq has data.max_input_tokens and data.max_target"),
+        ("max_seq_length", "did you mean data.max_tokens? It is for causal models; others have data.max_input_tokens"),
         ("evaluation.eval_steps", "did you mean every_steps? "),
         ("save_steps", "did you mean checkpoint.every_steps? "),
         ("training.fp16", "weights are bf16, and float16 for LoRA where the GPU has no bf16 (method.base_dtype)"),

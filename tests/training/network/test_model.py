@@ -35,9 +35,9 @@ def test_what_is_written_opens_again_with_every_tensor(model_folder: Path, tmp_p
     with torch.no_grad():
         for parameter in loaded.model.parameters():
             parameter.mul_(1.5)
-    write(loaded, tmp_path / "run" / "model")
+    write(loaded, tmp_path / "out")
 
-    folder = tmp_path / "run" / "model"
+    folder = tmp_path / "out"
     again, info = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
     assert not any(info.values())
     old, new = loaded.model.state_dict(), again.state_dict()

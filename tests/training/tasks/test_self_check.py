@@ -34,7 +34,15 @@ def raising(monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel, error: Base
     monkeypatch.setattr(model, "forward", forward)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("Unsupported dtype\nand more"), KeyError("mask"), ZeroDivisionError()])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Unsupported dtype\nand more"),
+        KeyError("mask"),
+        ZeroDivisionError(),
+        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"),
+    ],
+)
 @pytest.mark.parametrize("task", TASKS)
 def test_an_error_refuses_the_model_by_its_class_and_first_line(
     task: str, error: Exception, monkeypatch: pytest.MonkeyPatch

@@ -51,7 +51,8 @@ class OomReports:
         while (folder := self._folder / f"step-{step:08d}-{number}").exists():
             number += 1
         try:
-            folder.mkdir(parents=True)
+            self._folder.mkdir(exist_ok=True)
+            folder.mkdir()
             _write(folder, step, shortage, about)
         except Exception as error:  # a full disk, no memory for this either: no reason to end a run that can continue
             log.warning("no report is kept about the memory that ran out in step %d: %r", step, error)

@@ -208,7 +208,7 @@ def write_model(
     """
     fence()
     temporary = target.with_name(f"tmp-{target.name}-{uuid.uuid4().hex[:8]}")  # no other attempt writes in it
-    temporary.mkdir(parents=True)
+    temporary.mkdir()
     layout = loaded.task.layout(loaded.config)
     weights: dict[str, SealedFile] = {}
     for part, (method, write_weights) in parts.items():

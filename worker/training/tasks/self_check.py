@@ -18,8 +18,12 @@ from worker.training.machine.out_of_memory import is_out_of_memory
 
 log = logging.getLogger("longhaul.trainer")
 _LENGTHS = (7, 12)
-_OF_A_LIBRARY = re.compile(r"\b(?:CUDA|HIP|cuDNN|cuBLAS|cuSOLVER|cuSPARSE|NCCL|NVRTC) error\b|\bCU[A-Z]+_STATUS_")
-"""How torch words what a library of the GPU answers: no fault of the model."""
+_OF_A_LIBRARY = re.compile(
+    r"(?!.*_(?:INVALID_VALUE|NOT_SUPPORTED|BAD_PARAM)\b)"
+    r".*\b(?:(?:CUDA(?: driver)?|HIP|cu(?:DNN|BLAS|FFT|SOLVER|SPARSE)|NCCL|NVRTC|Triton) [Ee]rror\b|CU[A-Z]+_STATUS_)",
+    re.DOTALL,
+)
+"""How torch words what a library of the GPU answers: no fault of the model, but for what it was asked."""
 
 
 def short_rows(model: PreTrainedModel) -> list[torch.Tensor]:
@@ -69,7 +73,7 @@ class SelfCheck:
         except (StageError, torch.AcceleratorError):
             raise
         except Exception as error:  # families raise whatever they like
-            if is_out_of_memory(error) or (isinstance(error, RuntimeError) and _OF_A_LIBRARY.search(str(error))):
+            if is_out_of_memory(error) or (isinstance(error, RuntimeError) and _OF_A_LIBRARY.match(str(error))):
                 raise
             log.warning("%s raised in its self-check", type(model).__name__, exc_info=error)
             line = [*str(error).strip().splitlines(), ""][0][:300]
