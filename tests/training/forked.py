@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import NoReturn
 from unittest.mock import patch
 
+import torch
+
 from worker.training.__main__ import main
 
 
@@ -92,5 +94,8 @@ def _become(folder: Path) -> None:
         warnings.simplefilter("ignore", quiet)
     logging.root.handlers.clear()
     logging.root.setLevel(logging.WARNING)
+    # torch makes its pool of threads anew after a fork, and does not guard that against a second thread:
+    # "Invalid thread pool!" (pthreadpool in torch's caffe2/utils/threadpool/pthreadpool-cpp.cc).
+    torch.set_num_threads(torch.get_num_threads())
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
