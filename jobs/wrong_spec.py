@@ -71,7 +71,7 @@ _OTHERWISE = {
 _PRECISION = "weights are bf16, and float16 for LoRA where the GPU has no bf16 (method.base_dtype)"
 _WHEN = "every_steps of log, evaluation and checkpoint say when"
 _PUSH = "`longhaul push` sends the model to the hub, once the job has succeeded"
-_WITHOUT_KEY = {
+WITHOUT_KEY = {
     "fp16": _PRECISION, "bf16": _PRECISION, "output_dir": "the model is always in runs/JOB/model",
     "overwrite_output_dir": "each job has a directory of its own", "group_by_length": "rows are always grouped so",
     "dataloader_num_workers": "rows are tokenized before training, so no workers are needed",
@@ -104,18 +104,20 @@ def explain(
     error: ValidationError,
     model: type[BaseModel],
     *,
-    keys: str = KEYS_OF_A_JOB,
+    keys: str | None = None,
     further: Mapping[tuple[str, ...], str] = MappingProxyType({}),
 ) -> UserError:
     """Every error, unknown keys before all others: the dotted key, the value, and what it may be.
 
-    `model`: what was validated. `keys` says which keys there are. `further`: what else is wrong, by key.
+    `model`: what was validated. `keys` says which keys there are; None: it is a job. `further`: what else
+    is wrong, by key.
     """
     by_key: dict[tuple[str, ...], list[Any]] = {}
     for entry in error.errors(include_url=False):
         by_key.setdefault(_key(entry["loc"], model), []).append(entry)
     unknown = [key for key, entries in by_key.items() if entries[0]["type"] == UNKNOWN]
-    without = _WITHOUT_KEY if keys == KEYS_OF_A_JOB else {}
+    without = WITHOUT_KEY if keys is None else {}
+    keys = keys or KEYS_OF_A_JOB
     near = {key: [] if key[-1] in without else _nearest(key, model, by_key) for key in unknown[:LISTED]}
     # What a misspelt key leaves missing is not the user's mistake: the misspelt one is.
     excused = {path[:depth] for paths in near.values() for path in paths for depth in range(1, len(path) + 1)}
@@ -201,7 +203,9 @@ def _question(key: tuple[str, ...], paths: Sequence[tuple[str, ...]]) -> str:
     if not paths:
         return ""
     names = " or ".join(_named(path, _without_places(key)) for path in paths)
-    otherwise = _OTHERWISE.get(key[-1]) if ".".join(paths[0]).endswith(ELSEWHERE.get(key[-1], " ")) else None
+    otherwise = _OTHERWISE.get(key[-1])
+    if otherwise and not ".".join(paths[0]).endswith(ELSEWHERE[key[-1]]):  # a key of that name is meant
+        otherwise = None
     return f"did you mean {names}?" + (f" {otherwise}" if otherwise else "")
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from jobs.spec import JobSpec
 from jobs.sweeps.spec import SweepSpec
 from jobs.text.schemas import REQUIRED, Key, keys
-from jobs.wrong_spec import ELSEWHERE
+from jobs.wrong_spec import ELSEWHERE, WITHOUT_KEY
 from longhaul.jobfile import BadInput
 
 INDENT = 4
@@ -36,9 +36,10 @@ def keys_below(prefix: str, *, sweep: bool = False) -> list[Key]:
         near = (
             near or get_close_matches(prefix, names, n=1) or [last[name] for name in get_close_matches(word, last, n=1)]
         )
+        question = f"did you mean {near[0]}?" if near else f"`longhaul keys{' --sweep' * sweep}` lists all of them"
         raise BadInput(
             f"no key of a {'sweep' if sweep else 'job'} is called {prefix}",
-            hint=f"did you mean {near[0]}?" if near else f"`longhaul keys{' --sweep' * sweep}` lists all of them",
+            hint=WITHOUT_KEY.get(word) or question,
         )
     return found
 

@@ -289,6 +289,7 @@ def test_every_key_of_a_job_is_listed(run: Run) -> None:
         ("data.train_file", "data.train"),
     ]:
         assert f"did you mean {meant}?" in run("keys", written, code=2)
+    assert "hint: the model is always in runs/JOB/model" in run("keys", "output_dir", code=2)
 
 
 def test_the_next_page_has_the_same_filters(run: Run, service: Service) -> None:

@@ -106,7 +106,7 @@ class Predictor:
         self._cuda = device == "cuda"
         self._device = torch.device("meta" if self._cuda else "cpu")
         self._fake = None if self._cuda else FakeTensorMode()
-        self._results = MetaResults()
+        self._results = MetaResults() if self._cuda else None
         self._flash = flash
         self._built: PreTrainedModel | None = None
         self._activation_checkpointing = 0

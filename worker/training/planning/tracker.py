@@ -136,7 +136,9 @@ class Tracker(TorchDispatchMode):
         inside: Inside | None = None,
         results: MetaResults | None = None,
     ) -> None:
-        """Only storages on `device` count, each rounded up to `granularity` bytes. `results`: of those before it."""
+        """Only storages on `device` count, each rounded up to `granularity` bytes. `results`: for a device
+        on which nothing is computed.
+        """
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.category = TEMPORARIES
         """Of what is allocated from now on."""
@@ -151,7 +153,7 @@ class Tracker(TorchDispatchMode):
         self._device = device.type
         self._granularity = granularity
         self._inside = inside
-        self._results = results or MetaResults()
+        self._results = results
 
     def add(self, tensors: Iterable[torch.Tensor], category: int) -> None:
         """Count tensors that exist already; one that is already counted changes its category."""
@@ -175,7 +177,7 @@ class Tracker(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, then count its result."""
         kwargs = kwargs or {}
-        result = self._results.run(func, args, kwargs)
+        result = func(*args, **kwargs) if self._results is None else self._results.run(func, args, kwargs)
         self._time += 1
         if isinstance(result, torch.Tensor):
             self._count(result, self.category)
