@@ -167,15 +167,10 @@ def cost(difference: Difference, place: int) -> str:
     return ", ".join(f"{'+' if count > 0 else '−'}{worded(abs(count))}" for count, worded in counts if count)
 
 
-def scale(needed: float, limit: float) -> float:
-    """Bytes at the end of a bar: the limit, unless that is so far off that no part could be seen."""
-    return max(needed, limit) if limit <= 8 * needed else 2 * needed
-
-
 FILTERS = {
     "duration": duration, "size": size, "figure": figure, "whole": whole, "percent": percent, "small": small,
     "moment": moment, "iso": iso, "now": now, "code": code, "layers": layers, "parameters": format_parameters,
-    "cost": cost, "json": json.dumps, "scale": scale,
+    "cost": cost, "json": json.dumps,
     "metric": metric_words, "metric_figure": metric_figure, "measured_text": measured_text,
     "sizes": lambda counts: bytes_alike(*counts), "limit": limit_words, "chosen": chosen_text, "measured": measured_of,
     "setting": setting_text, "clip": clipped,

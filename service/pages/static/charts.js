@@ -30,9 +30,10 @@ async function ask(query) {
 }
 
 async function load() {
-  rows = await ask(`points=${POINTS}`);
+  const found = await ask(`points=${POINTS}`), known = JSON.stringify(rows);
+  rows = found;
   added = 0;
-  draw();
+  if (!plots.length || JSON.stringify(found) !== known) draw(); // an attempt that has only begun has nothing new
 }
 
 async function follow() {

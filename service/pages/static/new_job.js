@@ -200,10 +200,15 @@ function arrived() {
   } else if (error) showErrors(JSON.parse(error), false);
 }
 
+// What the page wrote into a field, and nobody since, goes with the rows that it was written for.
+function fillIn(key, value) {
+  field(key).value = field(key).dataset.filled = value;
+}
+
 // Somebody says which columns are meant: planned is what is said of both.
 function fill(button) {
   const { fill: key, column } = button.dataset;
-  field(key).value = column && `{${column}}`;
+  fillIn(key, column && `{${column}}`);
   for (const each of form.querySelectorAll("[data-fill]")) if (each.dataset.fill === key) each.ariaPressed = each === button;
   if (form.querySelectorAll('[data-fill][aria-pressed="true"]').length === 2) changed(0);
 }
@@ -213,10 +218,11 @@ function choose(model) {
   changed(0);
 }
 
-// Other rows may suit another model, unless somebody chose this one.
+// Other rows may suit another model, unless somebody chose this one, and have a name and columns of their own.
 function otherRows() {
   const query = new URLSearchParams(location.search);
   tried = 0;
+  for (const key of ["name", "data.input", "data.target"]) if (field(key).value === field(key).dataset.filled) field(key).value = "";
   if (!form.dataset.source && field("model").value === document.getElementById("models").dataset.first) {
     field("model").value = "";
     query.delete("kind");
@@ -263,9 +269,9 @@ chosenFile(async (file) => {
   clearTimeout(timer);
   const uploaded = await uploading(file, persist);
   if (!uploaded) return;
-  if (!field("name").value) field("name").value = uploaded.name.split(".")[0].slice(0, 64);
   field("data.train").value = uploaded.uri;
   otherRows();
+  if (!field("name").value) fillIn("name", uploaded.name.split(".")[0].slice(0, 64));
   changed(0);
 });
 document.addEventListener("page:changed", arrived);

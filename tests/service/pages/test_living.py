@@ -11,7 +11,16 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from jobs.disk.files import append_line
-from jobs.events import CheckpointSaved, EvaluationFinished, JobCancelled, JobPaused, OomRecovered, Sample
+from jobs.events import (
+    AttemptEnded,
+    CheckpointSaved,
+    EvaluationFinished,
+    JobCancelled,
+    JobPaused,
+    JobQueued,
+    OomRecovered,
+    Sample,
+)
 from tests.service.pages.watched import WatchedPage
 from tests.service.running import Service
 from tests.service.seeded import STARTED, TRAINED, leave_behind, row, train
@@ -91,6 +100,13 @@ def test_what_somebody_chose_stays_when_the_page_changes(service: Service, watch
     expect(page.get_by_label("x axis")).to_have_value("epoch")
     expect(page.get_by_label("smoothing")).to_have_value("0.5")
     assert chart is not None and chart.evaluate("each => each.isConnected")
+    service.append(job, AttemptEnded(reason="crash", step=20, checkpoint_step=10), JobQueued())
+    expect(page.locator("h1 .state")).to_have_text("queued")
+    service.append(job, STARTED)
+    expect(page.locator("h1 .state")).to_have_text("running")
+    expect(page.locator(".figures")).to_contain_text("10 of 20")
+    expect(page.locator("#charts")).to_have_attribute("data-drawn", "10")
+    assert chart.evaluate("each => each.isConnected"), "its curves stay while the next attempt begins"
 
 
 def test_pause_can_be_undone_and_cancel_asks_first(service: Service, watched: WatchedPage) -> None:

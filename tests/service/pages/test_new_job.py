@@ -105,6 +105,7 @@ def test_an_answer_is_planned_before_the_job_is_made(service: Service, watched: 
     expect(page.locator("#field-model")).to_have_value("builtin:t5-tiny")
     validate(service, fourth)
     page.locator("#plan .memory").wait_for()
+    assert page.locator("#plan .memory .free").get_attribute("width") == "1000.0", "its bar is to scale"
     expect(page.locator("#start")).to_be_enabled()
     expect(page.locator("#check")).to_contain_text("steps;")
     page.get_by_label("How many epochs?").fill("7")
@@ -253,6 +254,9 @@ def test_columns_that_nobody_recognizes_are_asked_for(service: Service, watched:
     validate(service, named)
     assert service.run(shown_check(watched, named)).spec().model == "google/flan-t5-base"
     assert page.locator("#main img").count() == 0
+    page.locator("[name='data.train']").fill("others.csv")
+    expect(page.get_by_label("Which column is the input?")).to_have_value("")
+    expect(page.get_by_label("Which one is the target?")).to_have_value("")
 
 
 def test_what_is_typed_outlives_a_check_that_is_deleted(service: Service, watched: WatchedPage) -> None:
@@ -278,12 +282,16 @@ def test_what_is_typed_outlives_a_check_that_is_deleted(service: Service, watche
 
 def test_the_name_of_a_file_keeps_its_letters(service: Service, watched: WatchedPage, tmp_path: Path) -> None:
     page = watched.page
+    page.goto(service.url + "/new")
     for file, name in (("Übung.csv", "Ubung.csv"), ("Größe é.csv", "Grosse-e.csv"), ("日本.csv", "rows.csv")):
         (tmp_path / file).write_bytes(b"text,label\na,b\n")
-        page.goto(service.url + "/new")
         page.set_input_files("#file", tmp_path / file)
         page.get_by_text(f"is uploaded as dataset:{name}").wait_for()
         expect(page.get_by_label("Name", exact=True)).to_have_value(name.partition(".")[0])
+    page.get_by_label("Name", exact=True).fill("mine")
+    page.set_input_files("#file", tmp_path / "Übung.csv")
+    page.get_by_text("is uploaded as dataset:Ubung.csv").wait_for()
+    expect(page.get_by_label("Name", exact=True)).to_have_value("mine")
 
 
 def test_what_comes_from_data_is_text(service: Service, watched: WatchedPage) -> None:
