@@ -1,7 +1,8 @@
 """Submit, follow and control long fine-tuning jobs, and download their models.
 
 LONGHAUL_URL names the service (default http://127.0.0.1:8000), LONGHAUL_API_KEY the key, if the service needs one.
-To begin: `longhaul local` in one terminal, `longhaul submit recipes.jsonl --watch` in another.
+To begin: `longhaul demo`, which takes minutes on any machine. Then `longhaul local` in one terminal and
+`longhaul plan recipes.jsonl` in another: it says what the job needs, and `longhaul submit` starts it.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ Three times in all.
 from __future__ import annotations
 
 import ipaddress
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ PAUSE_S = 0.5
 LATEST_S = 30.0
 """Who says to come back later than this is not waited for."""
 PLAIN_HTTP = "the URL of a service without TLS begins with http://: set LONGHAUL_URL"
+_A_PAGE = re.compile(r"(?<=[^/])/(jobs|new|sweeps|datasets|workers|docs|v1)(/[^/]*)?/?(\?.*)?$")
+"""What the address of a page has behind that of the service."""
 
 Answer = TypeVar("Answer")
 
@@ -164,7 +167,7 @@ def _complete(url: str) -> str:
         raise ValueError(
             f"{url!r} is not the URL of a service: it names a host, and perhaps a port, like {DEFAULT_URL}"
         )
-    return whole.rstrip("/")
+    return _A_PAGE.sub("", whole).rstrip("/")
 
 
 def is_loopback(url: str) -> bool:

@@ -17,6 +17,14 @@ from longhaul.jobfile import BadInput
 INDENT = 4
 
 
+def set_instead(word: str) -> str | None:
+    """The key of a job that other tools, or their users, call this; None: there is none of that name."""
+    if word in ELSEWHERE:
+        return ELSEWHERE[word]
+    names = [key.name for key in keys_below("") if not key.holds_keys]
+    return next((name for name in names if name == word or name.endswith(f".{word}")), None)
+
+
 def keys_below(prefix: str, *, sweep: bool = False) -> list[Key]:
     """The keys of a job, or of a sweep, that this names or that lie below it; all for ''. Raises BadInput for none."""
     schema = (SweepSpec if sweep else JobSpec).model_json_schema()

@@ -20,11 +20,14 @@ from jobs.text.printable import escaped
 from longhaul.answers import JobDict, SweepDict
 from longhaul.api import DEFAULT_URL, Longhaul
 from longhaul.jobfile import BadInput
+from longhaul.keys import set_instead
 
 OK, JOB_ENDED_BADLY, BAD_INPUT, UNREACHABLE, LEFT = 0, 1, 2, 3, 130
 ID_LENGTH, ID_OF_A_SWEEP = len("job-") + 20, len("sweep-") + 20
 CANDIDATES = 5
 LAST = "last"
+FOR_SWEEPS = ("show", "watch", "cancel", "delete")
+"""Commands that `longhaul sweep` has as well."""
 SHELLS = ("bash", "zsh", "fish")
 OFFERED = ("jobs", "sweeps")
 """What the scripts for shells ask for."""
@@ -44,6 +47,11 @@ _PREAMBLE = {
 _IMPLIED_BASH = "\n_shtab_longhaul_{0}_pos_0_COMPGEN=_shtab_compgen_files"
 _IMPLIED_FISH = "\ncomplete -c longhaul -n '_shtab_longhaul_using {0}; and test $_shtab_longhaul_npos -eq 0' -F\n"
 """Files after a command that may be given one in place of a subcommand. zsh completes them after `submit` alone."""
+_SAID_OF_STATES = {
+    "done": "succeeded", "finished": "succeeded", "completed": "succeeded", "success": "succeeded", "error": "failed",
+    "pending": "queued", "waiting": "queued", "active": "running", "stopped": "cancelled",
+}  # fmt: skip
+"""What other tools call the states of a job."""
 EXIT_CODES = """\
 exit codes:
   0    done
@@ -73,9 +81,9 @@ class Call:
         except ValueError as error:
             raise BadInput(f"LONGHAUL_URL: {error}") from None
         if "id" in self.given:
-            self.given.id = find_id(api, self.given.id)
+            self.given.id = find_id(api, self.given.id, self.given.command)
         if "ids" in self.given:
-            self.given.ids = [find_id(api, each) for each in self.given.ids]
+            self.given.ids = [find_id(api, each, self.given.command) for each in self.given.ids]
         if getattr(self.given, "sweep", None):
             self.given.sweep = find_sweep(api, self.given.sweep)
         return api
@@ -101,10 +109,11 @@ class Call:
         (self.note if self.given.json else self.say)(f"\n{line}")
 
 
-def find_id(api: Longhaul, given: str) -> str:
+def find_id(api: Longhaul, given: str, command: str) -> str:
     """The id of the one job that is meant: by its id, the beginning of it, its name, or `last` for the newest.
 
-    `given` where there is no such job. Dry runs have ids alone. Raises BadInput where it can be several, or is a sweep.
+    `given` where there is no such job. Dry runs have ids alone. Raises BadInput where it can be several, or is a sweep,
+    with what `command` does for sweeps.
     """
     if given == LAST:
         newest = api.list(limit=1, dry_run=False)["data"]
@@ -114,10 +123,10 @@ def find_id(api: Longhaul, given: str) -> str:
     if given.startswith("job-") and len(given) >= ID_LENGTH:
         return given
     found = [job for job in api.all() if job["id"].startswith(given) or (job["name"] == given and not job["dry_run"])]
-    if not found and given.startswith("sweep-"):
+    if not found and any(given in (sweep["id"], sweep["name"]) for sweep in api.sweeps()):
         raise BadInput(
-            f"{given} is the id of a sweep, and there is no such job",
-            hint=f"`longhaul sweep show {given}`; so `longhaul sweep watch`, `cancel` and `delete`",
+            f"{given} is a sweep, and there is no such job",
+            hint=f"longhaul sweep {command if command in FOR_SWEEPS else 'show'} {given}",
         )
     return _only(given, found)
 
@@ -154,21 +163,30 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the usage and what is wrong; exit."""
         chosen = re.search(r"invalid choice: '?(.*?)'? \(choose from (.*)\)$", message)
-        unknown = re.match(r"unrecognized arguments:.*?(--[^ =]+)", message)
+        unknown = re.match(r"unrecognized arguments:.*?(--[^ =]+)(?:[ =]([^ -][^ ]*))?", message)
         if message.endswith("required: COMMAND"):
             message = "which command? `longhaul --help` lists them"
         elif chosen and message.startswith("argument COMMAND:"):
             near = _near(chosen[1], re.findall(r"[a-z]+", chosen[2]))
             message = f"there is no command {chosen[1]!r}{near or ';'} `longhaul --help` lists all of them"
         elif chosen:
-            message += _near(chosen[1], re.findall(r"[a-z]+", chosen[2]))
+            known = re.findall(r"[a-z]+", chosen[2])
+            message += _near(_SAID_OF_STATES.get(chosen[1], chosen[1]), known)
         elif unknown:
-            message += _near(unknown[1], self._option_string_actions)
+            message += self._set_instead(*unknown.groups()) or _near(unknown[1], self._option_string_actions)
         super().error(message)
+
+    def _set_instead(self, option: str, value: str | None) -> str:
+        """For an option that is a key of a job."""
+        if "--set" not in self._option_string_actions:
+            return ""
+        key = set_instead(option.lstrip("-").replace("-", "_"))
+        of = "job." if self.prog.startswith("longhaul sweep") else ""
+        return f"; did you mean --set {of}{key}={value or '…'}?" if key else ""
 
 
 def _near(written: str, known: Iterable[str]) -> str:
-    near = get_close_matches(written, list(known), n=1)
+    near = get_close_matches(written, list(known), n=1, cutoff=0.7)
     return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -27,6 +27,7 @@ OPTIONS: Mapping[str, tuple[type, str, str]] = {
     "num_beams": (int, "N", "beam search"),
 }
 """The other keys that the commands take."""
+ONE_INPUT = "give one of a text, --file and --row"
 TITLES = {"trained": "after training", "base": "before training"}
 
 
@@ -34,7 +35,9 @@ def add(commands: Commands) -> None:
     """try, predict."""
     one = commands.add("try", _try, "let the model of a job answer a text", shown="ID [TEXT]")
     one.add_argument("id", metavar="ID")
-    one.add_argument("text", nargs="?", metavar="TEXT", help="as the job's template would write it; -: standard input")
+    one.add_argument(
+        "text", nargs="?", metavar="TEXT", help="as the job's template would write it; without it, or -: standard input"
+    )
     one.add_argument("--file", type=Path, metavar="FILE", help="the text is in this file")
     one.add_argument("--row", metavar="JSON", help="in place of a text: columns, for the job's template")
     _add_options(one)
@@ -153,8 +156,10 @@ def _predict(call: Call) -> int:
 def _input(call: Call) -> dict[str, Any]:
     """What is asked. Raises BadInput."""
     given = call.given
-    if sum(each is not None for each in (given.text, given.file, given.row)) != 1:
-        raise BadInput("give one of a text, --file and --row")
+    said = sum(each is not None for each in (given.text, given.file, given.row))
+    piped = said == 0 and not sys.stdin.isatty()  # `echo text | longhaul try ID`
+    if said != 1 and not piped:
+        raise BadInput(ONE_INPUT)
     if given.row is not None:
         try:
             row = parsed_row(given.row)
@@ -164,11 +169,13 @@ def _input(call: Call) -> dict[str, Any]:
             raise BadInput('--row is a JSON object such as {"title": "Peach Ice Cream"}')
         return {"row": row}
     try:
-        text = given.text if given.file is None and given.text != "-" else _read(given.file)
+        text = _read(given.file) if piped or given.file is not None or given.text == "-" else given.text
     except OSError as error:
         raise BadInput(f"--file {given.file}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise BadInput(f"{given.file or 'standard input'} is not UTF-8 text") from None
+    if piped and not text:
+        raise BadInput(ONE_INPUT)
     return {"input": text}
 
 

@@ -274,6 +274,7 @@ def test_try_prints_what_the_model_writes_and_says_where_it_ran(place: AskedPlac
     [ours] = place.post(place.t5, {"row": ROW}).json()["outputs"]
     for words, given in (
         (["--row", json.dumps(ROW)], None), ([ours["input"]], None), (["-"], ours["input"]),
+        ([], ours["input"]),
     ):  # fmt: skip
         done = longhaul(place, "try", "asked", *words, input=given)
         assert (done.returncode, done.stdout) == (0, ours["text"] + "\n"), done.stderr

@@ -38,6 +38,8 @@ def test_errors_are_typed(service: Service) -> None:
         ("localhost", "http://localhost"),
         ("box.lan:8000/", "http://box.lan:8000"),
         ("https://box.lan/longhaul/", "https://box.lan/longhaul"),
+        ("http://box.lan/longhaul/jobs", "http://box.lan/longhaul"),
+        ("http://jobs:8000/jobs/job-1?tab=log", "http://jobs:8000"),
     ],
 )
 def test_a_url_without_a_scheme_is_http(given: str, meant: str) -> None:

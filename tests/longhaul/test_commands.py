@@ -126,6 +126,11 @@ def test_a_mistyped_option_shows_the_usage_of_its_command(
         ("submit rows.jsonl --sett a=b", "unrecognized arguments: --sett a=b; did you mean --set?"),
         ("list --staus=failed", "did you mean --status?"),
         ("list --status runing", "did you mean running?"),
+        ("list --status done", "did you mean succeeded?"),
+        ("submit rows.jsonl --model org/name", "did you mean --set model=org/name?"),
+        ("plan rows.jsonl --lora_r 8", "did you mean --set method.rank=8?"),
+        ("sweep rows.json --batch-size=8", "unrecognized arguments: --batch-size=8; did you mean --set"),
+        ("clone job-1 --hep", "unrecognized arguments: --hep; did you mean --help?"),
         ("datasets ad rows.jsonl", "did you mean add?"),
         ("completion bahs", "did you mean bash?"),
     ],
@@ -287,6 +292,7 @@ def test_every_key_of_a_job_is_listed(run: Run) -> None:
         ("epoch", "training.epochs"),
         ("lr", "training.learning_rate"),
         ("data.train_file", "data.train"),
+        ("data.label", "data.target"),
     ]:
         assert f"did you mean {meant}?" in run("keys", written, code=2)
     assert "hint: the model is always in runs/JOB/model" in run("keys", "output_dir", code=2)

@@ -291,8 +291,9 @@ def test_a_sweep_is_meant_by_the_beginning_of_its_id_by_its_name_or_as_the_last(
 @pytest.mark.parametrize("command", [["show"], ["watch"], ["cancel"], ["delete", "-y"]])
 def test_who_asks_the_jobs_for_a_sweep_is_told_where_it_is(run: Run, service: Service, command: list[str]) -> None:
     sweep = seed_sweep(service, ended=False)
-    shown = run(*command, sweep, code=2)
-    assert f"{sweep} is the id of a sweep" in shown and f"`longhaul sweep show {sweep}`" in shown
+    for named in (sweep, service.get(f"/sweeps/{sweep}").json()["name"]):
+        shown = run(*command, named, code=2)
+        assert f"{named} is a sweep" in shown and f"hint: longhaul sweep {command[0]} {named}\n" in shown
 
 
 @pytest.mark.parametrize("words", [["sweep", "sweep.json"], ["sweep", "repeat", "last"]])
