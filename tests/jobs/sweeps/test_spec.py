@@ -61,7 +61,7 @@ def test_the_template_is_not_changed() -> None:
         ({"training.seed": [1, 2]}, {"seeds": 2}, "`seeds` above 1"),
         ({"training.learning_rate": RATE}, {"trials": 5}, "unknown key"),
         ({"training.batch_size": {"int": [8, 10**400]}}, {}, "integers are between"),
-        ({"training.batch_size": {"int": [8, 10**400]}}, {"sampler": "grid"}, "a grid needs"),
+        ({"training.batch_size": {"int": [8, 10**400]}}, {"sampler": "grid"}, "a grid takes at most 10,000 values"),
         ({"training.warmup_ratio": {"range": [0, 1], "step": 1e-320}}, {}, "more than 1,000,000,000 steps"),
         ({"training.warmup_ratio": {"range": [-1e308, 1e308], "step": 1}}, {}, "more than 1,000,000,000 steps"),
         ({"training.seed": list(range(1000)), "training.batch_size": list(range(1, 1000)), "training.epochs": [1, 2]},
