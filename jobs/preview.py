@@ -102,5 +102,7 @@ class DataPreview(Frozen):
     labels_alike: tuple[tuple[str, ...], ...] = ()
     """Labels that differ in case, blanks, invisible characters or the writing of a number alone, in groups; the first
     twenty."""
+    labels_noticed: tuple[str, ...] = ()
+    """What else is odd about labels, and how they are read, a sentence each."""
     new_tensors: tuple[str, ...] = ()
     """Tensors that the model named does not have, and that training begins with at random: a classifier's head."""

@@ -59,6 +59,8 @@ def _of_labels(preview: DataPreview) -> Iterator[tuple[str, Text]]:
         yield "labels", Text(f"{preview.labels_in_all:,}: {', '.join(named)}{more}")
     for group in preview.labels_alike:
         yield "", Text(f"look alike, and are learned apart: {', '.join(map(repr, group))}", style="yellow")
+    for noticed in preview.labels_noticed:
+        yield "", Text(one_line(noticed), style="yellow")
     if preview.new_tensors:
         yield "new", Text(f"begin at random, for the model has none: {', '.join(map(one_line, preview.new_tensors))}")
 

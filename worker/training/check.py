@@ -7,6 +7,7 @@ allows, at memory; and writes the provisional plan.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,11 +31,11 @@ from worker.training.models.model_files import find_folder, names_folder, readab
 from worker.training.planning.stages import plan_stage
 from worker.training.planning.time_plan import RowLengths, with_time
 from worker.training.rows.csv_rows import CsvFormat
-from worker.training.rows.labels import labels_alike
+from worker.training.rows.labels import UNLABELLED, labels_alike
 from worker.training.rows.origin import Head, find_head
 from worker.training.rows.reading import format_of
-from worker.training.rows.row import NOT_UTF8, REPAIRS, reencode
-from worker.training.rows.text import UNUSED_TOOLS
+from worker.training.rows.row import NO_LABEL, NOT_UTF8, REPAIRS, reencode
+from worker.training.rows.text import UNUSED_TOOLS, Templates
 from worker.training.settings import TrainerSettings
 from worker.training.steps.order import rounded
 from worker.training.tasks.registry import assumed_task, builtin_of, task_for
@@ -53,6 +54,34 @@ _NEEDED = {
     "tsv": _TABLE,
     "parquet": "Parquet needs text that is UTF-8",
 }
+
+
+@dataclass(frozen=True)
+class ReadSource:
+    """A source whose first rows were read."""
+
+    head: Head
+    templates: Templates
+    rows: Inspected
+    read_as: str | None = None
+    """What its rows were recognized as; None: the job names its templates."""
+
+    @property
+    def input(self) -> str | None:
+        """Template of the input, as resolved."""
+        return self.templates[0] and self.templates[0].source
+
+    def again(self, spec: JobSpec, task: Task) -> ReadSource:
+        """Read by a task that knows its labels. Raises as `inspect_rows`."""
+        templates = self.templates[0], task.target_template(self.templates[1].source)
+        return replace(self, templates=templates, rows=inspect_rows(self.head, spec.data, templates, task))
+
+    def planned(self, weight: float) -> SourcePlan:
+        """As in the plan, with the rows of an epoch as they are estimated."""
+        return SourcePlan(
+            name=self.head.name, place=self.head.place, revision=self.head.revision, input=self.input,
+            target=self.templates[1].source, read_as=self.read_as, weight=weight, rows=self.rows.estimated,
+        )  # fmt: skip
 
 
 def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResult:
@@ -89,7 +118,8 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         with mistakes.kept_back():
             columns_by_source[head.param] = columns_of(head, CsvFormat.of(spec.data))
     everywhere = set[str]().union(*columns_by_source.values())
-    sources, found, unread = [], [], []
+    found: list[ReadSource] = []
+    unread = []
     for head in train:
         if (columns := columns_by_source.get(head.param)) is None:
             continue
@@ -99,39 +129,42 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
             except BadData:
                 unread.append(unrecognized(head, columns, spec.data))
                 raise
-            rows = inspect_rows(head, spec.data, templates, task)
-            found.append((rows, templates))
             read_as = None if spec.data.target else task.row_format(columns)
-            both = {"input": templates[0] and templates[0].source, "target": templates[1].source, "read_as": read_as}
-            place = {"name": head.name, "place": head.place, "revision": head.revision}
-            sources.append(SourcePlan(**place, **both, weight=weights[head.name], rows=rows.estimated))
+            found.append(ReadSource(head, templates, inspect_rows(head, spec.data, templates, task), read_as))
     journal.progress(0.4)
-    held_out_by, inspected = None, None
+    validating: ReadSource | None = None
     if validation and (columns := columns_by_source.get(validation.param)) is not None:
         with mistakes.kept_back():
-            held_out_by = task.templates(spec.data.input, spec.data.target, columns, validation.name, everywhere)
-            inspected = inspect_rows(validation, spec.data, held_out_by, task)
-            held_out = inspected.estimated
+            templates = task.templates(spec.data.input, spec.data.target, columns, validation.name, everywhere)
+            validating = ReadSource(validation, templates, inspect_rows(validation, spec.data, templates, task))
     if unread:  # people look at the rows, and name the columns
         run.write_preview(DataPreview(sources=[], unrecognized=tuple(unread)))
     mistakes.raise_all()
-    if not validation:
-        sources, held_out = without_validation(sources, [rows for rows, _ in found], spec.data.validation)
-    looked_at = [rows for rows, _ in found] + ([inspected] if inspected else [])
-    labels = sum((rows.labels for rows in looked_at), Counter[str]())
-    task = task.labelled(labels, config, complete=all(rows.split_keys is not None for rows in looked_at))
+    looked_at = [*found, *([validating] if validating else [])]
+    labels = sum((each.rows.labels for each in looked_at), Counter[str]())
+    task = task.labelled(labels, config, complete=all(each.rows.split_keys is not None for each in looked_at))
+    if not labels.keys() <= {label.name for label in task.labels}:  # some stand for others, or for none
+        found = [each.again(spec, task) for each in found]
+        validating = validating and validating.again(spec, task)
+        looked_at = [*found, *([validating] if validating else [])]
+    sources = [each.planned(weights[each.head.name]) for each in found]
+    if validating:
+        held_out = validating.rows.estimated
+    else:
+        sources, held_out = without_validation(sources, [each.rows for each in found], spec.data.validation)
     config = task.adapted(config)
     layout = task.layout(config)
     model = model.model_copy(update={"parameters": layout.parameters})
     embeddings = layout.shapes[layout.embedding][0]
     previews = []
     unshown: Counter[str] = Counter()
-    for source, (rows, templates) in zip(sources, found, strict=True):
+    for source, each in zip(sources, found, strict=True):
         if tokenizer is not None:
-            check_converted(tokenizer, rows.first)
+            check_converted(tokenizer, each.rows.first)
         described = source.model_dump(include={"name", "weight", "read_as", "input", "target"})
-        shown = preview_rows(rows.shown, templates, spec.data, task, tokenizer, embeddings)
-        previews.append(SourcePreview(**described, rows=shown.rows, rows_with_tools=rows.noticed[UNUSED_TOOLS]))
+        shown = preview_rows(each.rows.shown, each.templates, spec.data, task, tokenizer, embeddings)
+        with_tools = each.rows.noticed[UNUSED_TOOLS]
+        previews.append(SourcePreview(**described, rows=shown.rows, rows_with_tools=with_tools))
         unshown += shown.rejected
     run.write_preview(
         DataPreview(
@@ -139,6 +172,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
             labels=task.labels[:LABELS_SHOWN],
             labels_in_all=len(task.labels),
             labels_alike=labels_alike([label.name for label in task.labels]),
+            labels_noticed=noticed_of_labels(looked_at),
             new_tensors=model.new,
         )
     )
@@ -148,8 +182,8 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         train_revision=sources[0].revision,
         validation=validation.place if validation else None,
         validation_revision=validation.revision if validation else None,
-        validation_input=held_out_by and held_out_by[0] and held_out_by[0].source,
-        validation_target=held_out_by and held_out_by[1].source,
+        validation_input=validating and validating.input,
+        validation_target=validating and validating.templates[1].source,
         input=sources[0].input,
         target=sources[0].target,
         sources=() if isinstance(spec.data.train, str) else tuple(sources),
@@ -170,7 +204,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         make_plan(spec, model, data, settings.device, memory, task=task.name),
         spec,
         config,
-        RowLengths.guessed(lengths_of(sources, [rows.characters for rows, _ in found]), spec.data, task),
+        RowLengths.guessed(lengths_of(sources, [each.rows.characters for each in found]), spec.data, task),
         settings.on(memory.gpus),
         done=before.step if before else 0,
     )
@@ -181,10 +215,10 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         model=model.source if model.revision is None else f"{model.source} (commit {model.revision})",
         parameters=model.parameters,
         train=", ".join(each.text for each in sources),
-        rows_looked_at=sum(rows.looked_at for rows, _ in found),
-        rows_estimated=sum(rows.estimated for rows, _ in found),
-        invalid_rows=dict(sum((Counter(rows.invalid) for rows, _ in found), unshown)),
-        duplicates=sum(rows.duplicates for rows, _ in found),
+        rows_looked_at=sum(each.rows.looked_at for each in found),
+        rows_estimated=sum(each.rows.estimated for each in found),
+        invalid_rows=dict(sum((Counter(each.rows.invalid) for each in found), unshown)),
+        duplicates=sum(each.rows.duplicates for each in found),
         input=data.input,
         target=data.target,
         read_as=", ".join(dict.fromkeys(each.read_as for each in sources if each.read_as)) or None,
@@ -198,6 +232,17 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         resume_from=before and before.summary(),
     )
     return CheckResult(plan=summary)
+
+
+def noticed_of_labels(read: list[ReadSource]) -> tuple[str, ...]:
+    """What people should know of how labels are read, a sentence each."""
+    found = []
+    if without := sum(each.rows.invalid.get(NO_LABEL, 0) for each in read):
+        found.append(
+            f"{UNLABELLED} is taken for no label, and {without:,} rows that have it are left out; to learn it, name all "
+            "labels in task.labels"
+        )
+    return tuple(found)
 
 
 def check_metrics(spec: JobSpec, task: str) -> None:

@@ -54,20 +54,24 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
     dtype = plan.resolved.dtype
     if not again and settings.gpu is not None:  # check may have known of another one, or of none
         dtype = resolve_dtype(spec, settings.gpu, dtype if spec.resume_from is not None else None)
-    task = task_of(spec, plan.task)
+    task = task_of(spec, plan.task, plan.data if again else None)  # what has trained keeps its labels
     planned = plan.data.sources_of(spec)
     sources = find_sources(spec, plan.data, settings, journal)
     named = [(each.input, each.target) for each in planned]
     if len(sources) > len(planned):  # validation rows of their own
         own = plan.data.validation_input, plan.data.validation_target
         named.append(named[0] if own[1] is None else (own[0], own[1]))
-    templates = [
-        (None if one is None else template(one, "data.input"), task.target_template(other)) for one, other in named
-    ]
-    read = list(zip(sources, templates, strict=True))
+
+    def read_by(task: Task) -> list[tuple[Source, Templates]]:
+        inputs = [None if one is None else template(one, "data.input") for one, _ in named]
+        targets = [task.target_template(other) for _, other in named]
+        return list(zip(sources, zip(inputs, targets, strict=True), strict=True))
+
+    read = read_by(task)
     if task.has_labels:
         base = base_config(plan.model, task, settings)
         task = task.labelled(labels_of(read, spec.data, task, journal), base, complete=True)
+        read = read_by(task)
     with full_disk_named(settings.models):
         model = ready_model(plan.model, read[: len(planned)], spec, task, settings, journal, dtype, thorough=again)
     folder = settings.prepared / dataset_key(read, tokenizer_fingerprint(model), spec.data, task)

@@ -119,9 +119,8 @@ def check_usable(counts: RowCounts, source: Source, data: DataSpec) -> None:
     """Raise BadData (`too_many_invalid_rows`, `no_rows`) if too few rows of a source are usable."""
     counts.check_invalid(data.max_invalid_fraction, source.name, counts.read)
     if not counts.kept:
-        why = (
-            f"{counts.read} read, {counts.invalid} unusable, {counts.duplicates} duplicates of earlier or training rows"
-        )
+        unusable, duplicates = counts.rejected.total(), counts.duplicates
+        why = f"{counts.read} read, {unusable} unusable, {duplicates} duplicates of earlier or training rows"
         raise BadData(
             f"{source.param}: no row of {source.name} is left to use ({why})", code="no_rows", param=source.param
         )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from worker.training.rows.row import LABEL_TWICE, Defect
+from worker.training.rows.row import LABEL_TWICE, NO_LABEL, Defect
 from worker.training.rows.text import Joined, Template, list_in, plain_text, template
 
+UNLABELLED = "-1"
+"""How public data sets write that a row has no label, where their classes are numbered."""
+_NUMBER = re.compile("0|[1-9][0-9]*")
 _LONGEST = 512
 _GROUPS = 20
 NOT_NAMED = "a label that task.labels does not name"
@@ -19,16 +23,36 @@ TOO_LONG = f"a label of more than {_LONGEST} characters"
 
 
 @dataclass(frozen=True)
+class KnownLabels:
+    """What a label in a row stands for, among those of a classifier."""
+
+    names: frozenset[str]
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> KnownLabels:
+        """These."""
+        return cls(frozenset(names))
+
+    def read(self, label: str) -> list[str]:
+        """The known labels that it stands for. Raises Defect where it stands for none."""
+        if label in self.names:
+            return [label]
+        if label == UNLABELLED and are_numbered(self.names):
+            raise Defect(NO_LABEL)
+        raise Defect(NOT_NAMED)
+
+
+@dataclass(frozen=True)
 class LabelTemplate(Template):
     """What the label of a row is made of. Filled in, it is the label; of `several` labels, a JSON list of them."""
 
     several: bool = False
-    known: frozenset[str] | None = None
+    known: KnownLabels | None = None
     """Labels that a row may have; None: any."""
     verbatim: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, text: str, param: str, *, several: bool, known: frozenset[str] | None) -> LabelTemplate:
+    def of(cls, text: str, param: str, *, several: bool, known: KnownLabels | None) -> LabelTemplate:
         """Raises Rejected (`bad_template`)."""
         plain = template(text, param)
         return cls(plain.source, plain.literals, plain.placeholders, several, known)
@@ -36,10 +60,12 @@ class LabelTemplate(Template):
     def fill(self, row: Mapping[str, Any], joined: list[Joined] | None = None) -> str:
         """See `Template`. Raises Defect also for a list that is not one label, and for labels that are not known."""
         found = self._labels(row)
-        if self.known is not None and not self.known.issuperset(found):
-            raise Defect(NOT_NAMED)
+        if self.known is not None:
+            found = [name for label in found for name in self.known.read(label)]
         if any(len(label) > _LONGEST for label in found):
             raise Defect(TOO_LONG)
+        if len(set(found)) < len(found):
+            raise Defect(LABEL_TWICE)
         return json.dumps(found, ensure_ascii=False) if self.several else found[0]
 
     def _labels(self, row: Mapping[str, Any]) -> list[str]:
@@ -50,8 +76,6 @@ class LabelTemplate(Template):
             return [super().fill(row).strip()]
         name = self.placeholders[0].name
         found = [text for item in value if (text := plain_text(item, name).strip())]
-        if len(set(found)) < len(found):
-            raise Defect(LABEL_TWICE)
         if not self.several and len(found) != 1:
             raise Defect(NOT_ONE)
         return found
@@ -63,6 +87,11 @@ def labels_in(text: str, *, several: bool) -> list[str]:
         return [text]
     labels: list[str] = json.loads(text)
     return labels
+
+
+def are_numbered(labels: Collection[str]) -> bool:
+    """Whether they are whole numbers from 0 on, as most public data sets number their classes."""
+    return "0" in labels and all(_NUMBER.fullmatch(label) for label in labels)
 
 
 def labels_alike(labels: Collection[str]) -> tuple[tuple[str, ...], ...]:

@@ -17,6 +17,9 @@ BAD_CSV, UNCLOSED_QUOTE = "bad CSV", "unclosed quote"
 QUOTING = (
     "say in data.csv_quoting what quotes mean: rfc4180 where a quoted field may hold lines, none where they are text"
 )
+NO_LABEL = "the label -1, which stands for none"
+LEFT_OUT = frozenset({NO_LABEL})
+"""Why rows are left out in which nothing is wrong: they do not count towards `data.max_invalid_fraction`."""
 LABEL_TWICE = "the same label twice in a list"
 NOT_A_CHAT = "not a chat"
 REPAIRS = dict.fromkeys((STRAY_QUOTE, DOUBTFUL_QUOTES), QUOTING) | {

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jobs.errors import BadData
-from worker.training.rows.row import NOT_UTF8, REPAIRS, reencode
+from worker.training.rows.row import LEFT_OUT, NOT_UTF8, REPAIRS, reencode
 
 _FIRST_ROWS = 3
 _MOST_LEFT_OUT = 0.1
@@ -27,7 +27,7 @@ class RowCounts:
     """Rows equal to an earlier one: rejected too, but nothing is wrong with the file, so that they do not count
     towards `max_invalid_fraction`."""
     rejected: Counter[str] = field(default_factory=Counter)
-    """Unusable rows, by reason."""
+    """Unusable rows, by reason, and those that are left out (`LEFT_OUT`)."""
     first: dict[str, list[int]] = field(default_factory=dict)
     """By reason, the numbers of the first few rows."""
     normalized: Counter[str] = field(default_factory=Counter)
@@ -61,8 +61,12 @@ class RowCounts:
 
     @property
     def invalid(self) -> int:
-        """Unusable rows."""
-        return self.rejected.total()
+        """Unusable rows; not those that are left out."""
+        return sum(self._unusable.values())
+
+    @property
+    def _unusable(self) -> Counter[str]:
+        return Counter({reason: count for reason, count in self.rejected.items() if reason not in LEFT_OUT})
 
     def reject(self, number: int, reason: str) -> None:
         """Row `number` cannot be used."""
@@ -86,7 +90,7 @@ class RowCounts:
         if self.invalid <= limit * of:
             return
         share = self.invalid / of
-        [(most, _)] = self.rejected.most_common(1)
+        [(most, _)] = self._unusable.most_common(1)
         hint = reencode(name) if most == NOT_UTF8 else REPAIRS.get(most, "repair these lines")
         if share <= _MOST_LEFT_OUT:  # rounded up, so that it helps
             enough = math.ceil(share * 1000) / 1000
@@ -96,7 +100,7 @@ class RowCounts:
         commonest = "; ".join(
             f"{reason}: {count} (line{'s' if count > 1 else ''} {', '.join(map(str, self.first[reason]))}"
             f"{', …' if count > _FIRST_ROWS else ''})"
-            for reason, count in self.rejected.most_common(3)
+            for reason, count in self._unusable.most_common(3)
         )
         raise BadData(
             f"{self.invalid} of {of} rows of {name} cannot be used ({share:.1%}; data.max_invalid_fraction allows "

@@ -179,11 +179,12 @@ class Task(RowTask, Protocol):
         """
 
     def labelled(self, found: Mapping[str, int], config: Config, *, complete: bool) -> Task:
-        """The same task, knowing labels and how many rows have each; of a task without labels itself.
+        """The same task, knowing labels and how many rows have each; itself where it has none or knows them.
 
-        `config`: of the model that the job names, which may have labels. `complete`: these are all.
+        Its `target_template` then reads rows by them. `config`: of the model that the job names, which may have labels.
+        `complete`: these are all.
 
-        Raises Rejected (`other_labels`), BadData (`too_few_labels`, `too_many_labels`).
+        Raises Rejected (`other_labels`), BadData (`doubtful_label`, `too_few_labels`, `too_many_labels`).
         """
 
     @property

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from jobs.errors import BadData, Rejected
 from jobs.spec import MOST_LABELS
+from worker.training.rows.labels import UNLABELLED, KnownLabels, are_numbered
+from worker.training.rows.row import NO_LABEL, Defect
 
 _SHOWN = 5
 
 
 def chosen_labels(
-    found: Collection[str], *, named: Sequence[str] | None, known: Sequence[str] | None, least: int
+    found: Mapping[str, int], *, named: Sequence[str] | None, known: Sequence[str] | None, least: int
 ) -> list[str]:
     """The labels by number: those that the model knows, else those that the job names, else the `found` ones, sorted.
 
     `known`: of a model that has a head already; then all others must be among them. Raises Rejected (`other_labels`),
-    BadData (`too_few_labels`, `too_many_labels`).
+    BadData (`doubtful_label`, `too_few_labels`, `too_many_labels`).
     """
     if known is not None:
-        wanted = list(named) if named is not None else ordered(found)
         if set(known) == {f"LABEL_{number}" for number in range(len(known))}:  # how transformers names what has no name
             numbers = [str(number) for number in range(len(known))]
             known = list(named) if named is not None and len(named) == len(known) else numbers
+        wanted = list(named) if named is not None else ordered(rows_of_labels(found, known))
         others = [label for label in wanted if label not in set(known)]
         if others or (named is not None and list(named) != list(known)):
             raise _other_labels(wanted, known)
         return list(known)
-    labels = list(named) if named is not None else ordered(found)
+    labels = list(named) if named is not None else ordered(classes_of(found))
     if len(labels) > MOST_LABELS:
         raise BadData(
             f"data.target: the rows have {len(labels):,} different labels, and {MOST_LABELS:,} are the most; "
@@ -44,6 +47,35 @@ def chosen_labels(
             hint="name another column, or all labels in task.labels",
         )
     return labels
+
+
+def rows_of_labels(found: Mapping[str, int], known: Iterable[str]) -> Counter[str]:
+    """How many rows have each label, `found` ones read as the known ones that they stand for, or as themselves."""
+    reading, rows = KnownLabels.of(known), Counter[str]()
+    for label, count in found.items():
+        try:
+            names = reading.read(label)
+        except Defect as defect:
+            names = [] if str(defect) == NO_LABEL else [label]
+        for name in names:
+            rows[name] += count
+    return rows
+
+
+def classes_of(found: Collection[str]) -> set[str]:
+    """The labels that are classes. Raises BadData (`doubtful_label`)."""
+    others = set(found) - {UNLABELLED}
+    if UNLABELLED not in found or len(others) < 2 or not are_numbered(others):
+        return set(found)
+    if others == {"0", "1"}:
+        raise BadData(
+            "data.target: the labels are -1, 0 and 1, and -1 may be a class of its own or mean that a row has no label",
+            code="doubtful_label",
+            param="data.target",
+            hint="say which: --set 'task.labels=[-1,0,1]' learns three classes, --set 'task.labels=[0,1]' leaves out "
+            "the rows with -1",
+        )
+    return others
 
 
 def ordered(labels: Collection[str]) -> list[str]:

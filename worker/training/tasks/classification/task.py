@@ -19,7 +19,7 @@ from worker.training.dataset.data import Int64, Rows
 from worker.training.dataset.encoding import LabelReport, Limits
 from worker.training.dataset.tokens import TokenizerState, guessed_tokens
 from worker.training.journal import Journal
-from worker.training.rows.labels import LabelTemplate, labels_in
+from worker.training.rows.labels import KnownLabels, LabelTemplate, labels_in
 from worker.training.rows.text import Templates, Texts
 from worker.training.scores.statistics import Floats
 from worker.training.steps.safe_size import SafeSize
@@ -27,7 +27,7 @@ from worker.training.steps.shape import Lengths, MicroBatchShape
 from worker.training.tasks.asked import asked_input
 from worker.training.tasks.classification import builtin, layout, metrics
 from worker.training.tasks.classification.flops import ClassFlops
-from worker.training.tasks.classification.labels import chosen_labels
+from worker.training.tasks.classification.labels import chosen_labels, rows_of_labels
 from worker.training.tasks.classification.limits import ClassLimit
 from worker.training.tasks.classification.loss import ClassLoss, balanced
 from worker.training.tasks.classification.report import ClassReport
@@ -115,7 +115,8 @@ class Classification:
         return text, self.target_template(label.source)
 
     def target_template(self, text: str) -> LabelTemplate:
-        known = None if self.named is None else frozenset(self.named)
+        names = self.label_names or self.named
+        known = None if names is None else KnownLabels.of(names)
         return LabelTemplate.of(text, "data.target", several=self.several, known=known)
 
     def row_format(self, columns: Collection[str]) -> str | None:
@@ -130,10 +131,13 @@ class Classification:
         return ClassReport(self.label_names, tokenizer)
 
     def labelled(self, found: Mapping[str, int], config: Config, *, complete: bool) -> Classification:
-        """Raises Rejected (`too_few_labels`, `too_many_labels`, `other_labels`)."""
+        """Raises Rejected (`other_labels`), BadData (`doubtful_label`, `too_few_labels`, `too_many_labels`)."""
+        if self.labels:
+            return self
         known = layout.labels_of(config) if layout.is_classifier(config) else None
         chosen = chosen_labels(found, named=self.named, known=known, least=1 if self.several or not complete else 2)
-        return replace(self, labels=tuple(LabelPlan(name=label, rows=found.get(label, 0)) for label in chosen))
+        rows = rows_of_labels(found, chosen)
+        return replace(self, labels=tuple(LabelPlan(name=label, rows=rows[label]) for label in chosen))
 
     def counted(self, rows: Rows) -> tuple[LabelPlan, ...]:
         counts = rows.occurrences("target", len(self.labels)).tolist()
