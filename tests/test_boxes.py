@@ -17,6 +17,7 @@ import yaml
 from redis.exceptions import NoPermissionError
 
 from jobs.redis.connection import connect
+from longhaul.children import redis_binary
 from tests.support.boxes import make_box
 from tests.support.redis_server import (
     RedisServer,
@@ -24,7 +25,6 @@ from tests.support.redis_server import (
     compose_redis,
     compose_rules,
     free_port,
-    redis_binary,
     speaks_tls,
 )
 from tests.support.stack import ROOT
@@ -189,7 +189,9 @@ def container(tmp_path: Path, boxes: Path) -> Iterator[tuple[int, int]]:
             process.kill()
 
 
-@pytest.mark.skipif(not speaks_tls(), reason="the redis-server here has no TLS; Debian's has: apt install redis-server")
+@pytest.mark.skipif(
+    not speaks_tls(), reason="the server here has no TLS: install valkey-server or redis-server, 7.2 or newer"
+)
 def test_redis_takes_a_box_over_tls_until_it_is_revoked(tmp_path: Path) -> None:
     boxes = make_box(tmp_path / "clone", HOST)
     given = settings(boxes / "gpu2/.env")

