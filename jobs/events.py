@@ -18,7 +18,7 @@ from jobs.memory_plan import MemorySummary
 from jobs.plan import CheckSummary, StepLimit, TimeSummary
 from jobs.reasons import Reason
 from jobs.state import Requested
-from jobs.verdict import BaseDifference, ConfidenceInterval, Verdict, measured
+from jobs.verdict import Base, BaseDifference, ConfidenceInterval, Verdict, measured
 
 
 class Fault(Frozen):
@@ -341,6 +341,14 @@ class EvaluationFinished(Fact):
     """The same less those before step 1, of the same rows; empty where there is no such evaluation."""
     judged_by: str | None = None
     """The metric of these that says whether the model is better than before training."""
+    base: Base = "pretrained"
+    """What the model before step 1 was."""
+    against_commonest: BaseDifference | None = None
+    """Of a classifier: the figure of `judged_by`, less that of always telling the commonest class of these rows."""
+    generated_texts: int = 0
+    """Rows that the model wrote a text for: those of `text_rows` and of `samples`. 0 for a classifier."""
+    empty_texts: int = 0
+    """Those of them that are empty."""
 
     @property
     def figures(self) -> dict[str, float]:
@@ -374,8 +382,10 @@ class EvaluationFinished(Fact):
             name,
             self.figures[name],
             self.intervals.get(name),
-            self.against_base.get(name),
-            self.against_base.get(EvaluationMetric.LOSS),
+            self.against_base,
+            base=self.base,
+            against_commonest=self.against_commonest,
+            all_empty=self.empty_texts if self.empty_texts == self.generated_texts else 0,
         )
 
     @property

@@ -10,7 +10,24 @@ from jobs.frozen import Frozen
 
 LEAST_ROWS = 20
 """Fewer rows say too little: intervals of them are too narrow (`benchmarks/evaluation.py`: coverage)."""
-Outcome = Literal["better", "worse", "mixed", "no_better", "not_compared"]
+Outcome = Literal["better", "worse", "mixed", "no_better", "not_compared", "commonest_class", "writes_nothing"]
+Base = Literal["pretrained", "untrained", "new_head", "at_chance"]
+"""`untrained`: random weights; `new_head`: those of the classification head are; `at_chance`: its loss before step 1 is
+that of a guess."""
+_BASE_WORDS: Mapping[Base, str] = {
+    "pretrained": "the base model",
+    "untrained": "the untrained base model",
+    "new_head": "the base model with an untrained head",
+    "at_chance": "the base model, which does no better than chance",
+}
+_HEADLINES: Mapping[Outcome, str] = {
+    "better": "better than before",
+    "worse": "worse than before",
+    "mixed": "better in one respect and worse in another",
+    "no_better": "no better than before",
+    "commonest_class": "no better than its commonest class",
+    "writes_nothing": "but it writes nothing",
+}
 
 
 class ConfidenceInterval(Frozen):
@@ -34,8 +51,9 @@ class Verdict(Frozen):
 
     outcome: Outcome
     """`better` or `worse` where the interval of the difference lies on one side of 0, else `no_better`; `mixed`: the
-    validation loss says the opposite, as surely; `not_compared`: there is no evaluation of the same rows before step 1,
-    or there are too few rows."""
+    validation loss or a metric of generated texts says the opposite, as surely; `not_compared`: there is no
+    evaluation of the same rows before step 1, or there are too few rows; `commonest_class`: a classifier is no better
+    than one that always tells the commonest class; `writes_nothing`: all generated texts are empty."""
     metric: str
     """Name of the metric."""
     value: float
@@ -44,6 +62,8 @@ class Verdict(Frozen):
     """Null: there are too few rows."""
     against_base: BaseDifference | None
     """Null as above."""
+    base: Base = "pretrained"
+    """What it is compared with."""
     text: str
     """For people, such as `chrF 41.2 (38.9 to 43.6), 12.3 better than the base model (10.1 to 14.6)`."""
 
@@ -53,22 +73,63 @@ class Verdict(Frozen):
         metric: str,
         value: float,
         interval: ConfidenceInterval | None,
-        against_base: BaseDifference | None,
-        loss_against_base: BaseDifference | None = None,
+        against_base: Mapping[str, BaseDifference],
+        *,
+        base: Base = "pretrained",
+        against_commonest: BaseDifference | None = None,
+        all_empty: int = 0,
     ) -> Verdict:
-        """By this metric, unless the loss contradicts it."""
-        outcome, remark = _judged(metric, against_base, certain=interval is not None)
-        by_loss, other = _judged(EvaluationMetric.LOSS, loss_against_base, certain=True)
-        if {outcome, by_loss} == {"better", "worse"}:
-            outcome, remark = "mixed", f"{remark}, but by {EvaluationMetric.LOSS.words} {other}"
+        """By this metric, unless the loss or a metric of generated texts contradicts it; what random weights write
+        contradicts nothing. `against_base`: of every metric, by name.
+        `against_commonest`: a classifier's figure by this metric, less that of the commonest class alone. `all_empty`:
+        texts that were generated, if all of them are empty."""
+        outcome, remark = _judged(metric, against_base.get(metric), base, certain=interval is not None)
+        opposite: Outcome = "better" if outcome == "worse" else "worse"
+        others = {
+            name: words
+            for name, each in against_base.items()
+            if name != metric and (name == EvaluationMetric.LOSS or (is_of_texts(name) and base != "untrained"))
+            for found, words in [_judged(name, each, base, certain=True)]
+            if found == opposite
+        }
+        if others:
+            outcome = "worse" if outcome == "not_compared" else outcome if outcome == "no_better" else "mixed"
+            (first, words), *more = others.items()
+            also = f", and {opposite} by {' and '.join(metric_words(name) for name, _ in more)}" if more else ""
+            remark += f", but by {metric_words(first)} {words}{also}"
+        if against_commonest is not None and against_commonest.low <= 0:
+            outcome = outcome if outcome == "worse" else "commonest_class"
+            alone = metric_figure(metric, value - against_commonest.difference)
+            remark += f", but no better than always its commonest class, {alone}"
+        text = f"{metric_words(metric)} {measured_text(metric, value, interval)}, {remark}"
+        if all_empty:
+            outcome, text = "writes_nothing", f"the model writes nothing, all {all_empty:,} texts are empty: {text}"
         return cls(
             outcome=outcome,
             metric=metric,
             value=value,
             interval=interval,
-            against_base=against_base,
-            text=f"{metric_words(metric)} {measured_text(metric, value, interval)}, {remark}",
+            against_base=against_base.get(metric),
+            base=base,
+            text=text,
         )
+
+    @property
+    def headline(self) -> str | None:
+        """For a title, such as `better than before`; None: it is not compared."""
+        if self.outcome == "better" and self.base != "pretrained":
+            return f"better than {_BASE_WORDS[self.base]}"
+        return _HEADLINES.get(self.outcome)
+
+    @property
+    def warns(self) -> bool:
+        """As of its outcome."""
+        return warns(self.outcome)
+
+
+def warns(outcome: str) -> bool:
+    """Whether a person should look at a model of this outcome before anybody uses it."""
+    return outcome not in ("better", "not_compared")
 
 
 def measured(
@@ -91,7 +152,8 @@ def measured_text(metric: str, value: float, interval: ConfidenceInterval | None
     return f"{figure} ({metric_figure(metric, interval.low)} to {metric_figure(metric, interval.high)})"
 
 
-def _judged(metric: str, found: BaseDifference | None, *, certain: bool) -> tuple[Outcome, str]:
+def _judged(metric: str, found: BaseDifference | None, base: Base, *, certain: bool) -> tuple[Outcome, str]:
+    than = _BASE_WORDS[base]
     if found is None:
         if certain:
             why = "there is no evaluation of the same rows before step 1; jobs of kind evaluate can measure both"
@@ -104,9 +166,9 @@ def _judged(metric: str, found: BaseDifference | None, *, certain: bool) -> tupl
     low, high = sorted(ends)
     said, least, most = (metric_figure(metric, abs(each)) for each in (gain, low, high))
     if low > 0:
-        return "better", f"{said} better than the base model ({least} to {most})"
+        return "better", f"{said} better than {than} ({least} to {most})"
     if high < 0:
-        return "worse", f"{said} worse than the base model ({most} to {least})"
+        return "worse", f"{said} worse than {than} ({most} to {least})"
     if low == high == 0:
-        return "no_better", "no better than the base model (the same)"
-    return "no_better", f"no better than the base model (between {least} worse and {most} better)"
+        return "no_better", f"no better than {than} (the same)"
+    return "no_better", f"no better than {than} (between {least} worse and {most} better)"

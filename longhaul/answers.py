@@ -100,6 +100,7 @@ class VerdictDict(TypedDict):
     value: float
     interval: JsonObject | None
     against_base: JsonObject | None
+    base: str
     text: str
 
 

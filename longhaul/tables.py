@@ -13,7 +13,7 @@ from jobs.evaluation_metrics import chosen_text
 from jobs.plan import limit_words
 from jobs.state import is_open
 from jobs.text.printable import one_line
-from jobs.verdict import ConfidenceInterval, measured
+from jobs.verdict import ConfidenceInterval, measured, warns
 from longhaul.answers import CheckpointDict, EventDict, JobDict, PageDict
 from longhaul.columns import Column, print_facts, print_table
 from longhaul.figures import clock, duration, loss, memory_needed, size, time_needed
@@ -118,7 +118,7 @@ def print_job(job: JobDict, console: Console, checkpoints: Sequence[CheckpointDi
         intervals = {name: ConfidenceInterval(**each) for name, each in job["final_intervals"].items()}
         lines += measured(job["final_loss"], job["final_metrics"], intervals).items()
     if job["verdict"] is not None:
-        lines.append(("quality", Text(job["verdict"]["text"])))
+        lines.append(("quality", Text(job["verdict"]["text"], "yellow" if warns(job["verdict"]["outcome"]) else "")))
     for title, at in (("estimated start", job["estimated_start"]), ("estimated finish", job["estimated_finish"])):
         if at and _is_open(job):
             lines.append((title, f"{clock(at)} (in {duration(at - time.time())})"))

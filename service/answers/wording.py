@@ -69,6 +69,8 @@ def level(event: Event) -> Literal["info", "warn", "error"]:
         return "error"
     if isinstance(fact, _WARNINGS) or (isinstance(fact, AttemptEnded) and fact.reason.severity != "info"):
         return "warn"
+    if isinstance(fact, JobSucceeded) and fact.verdict is not None and fact.verdict.warns:
+        return "warn"
     return "info"
 
 

@@ -66,7 +66,7 @@ def test_a_model_is_judged_tried_and_taken_away(local: Local, hub: Hub) -> None:
     (local.folder / "tuned.json").write_text(json.dumps(TUNED))
     # Is it any good?
     shown = said(local, LONGHAUL, "submit", "tuned.json", "--watch")
-    assert "better than the base model" in " ".join(shown.split())
+    assert "better than the untrained base model" in " ".join(shown.split())
     job = json.loads(said(local, LONGHAUL, "show", "last", "--json"))
     verdict = curled(local, f"/jobs/{job['id']}")["verdict"]
     assert (verdict["metric"], verdict["outcome"]) == ("chrf", "better")
@@ -107,8 +107,8 @@ def test_a_model_is_judged_tried_and_taken_away(local: Local, hub: Hub) -> None:
     assert "cooks/tuned" in pushed and hub.created["cooks/tuned"] is True, "private"
     [commit] = hub.commits
     page = commit["README.md"].decode()
-    assert "license: apache-2.0" in page and "better than the base model" in page
+    assert "license: apache-2.0" in page and "better than the untrained base model" in page
     report = said(local, LONGHAUL, "report", job["id"], "--out", "report.html")
     text = (local.folder / "report.html").read_text()
-    assert "report.html" in report and "better than the base model" in text and len(text) < 1_000_000
+    assert "report.html" in report and "better than the untrained base model" in text and len(text) < 1_000_000
     assert TOKEN not in text + page + said(local, LONGHAUL, "logs", job["id"]) + local.output()

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from jobs.verdict import BaseDifference, ConfidenceInterval, Verdict
+
+
+def change(difference: float, low: float, high: float) -> BaseDifference:
+    return BaseDifference(difference=difference, low=low, high=high)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +63,7 @@ def test_a_model_is_better_worse_or_neither(
 ) -> None:
     interval = None if between is None else ConfidenceInterval(low=between[0], high=between[1])
     difference = None if change is None else BaseDifference(difference=change[0], low=change[1], high=change[2])
-    found = Verdict.of(metric, value, interval, difference)
+    found = Verdict.of(metric, value, interval, {} if difference is None else {metric: difference})
     assert (found.outcome, found.text) == (outcome, text)
 
 
@@ -74,18 +80,69 @@ def test_a_model_is_better_worse_or_neither(
 def test_a_loss_that_says_the_opposite_makes_it_mixed(
     chrf: tuple[float, float, float], loss: tuple[float, float, float], outcome: str
 ) -> None:
-    both = [BaseDifference(difference=each[0], low=each[1], high=each[2]) for each in (chrf, loss)]
-    found = Verdict.of("chrf", 18.1, ConfidenceInterval(low=16.8, high=19.6), *both)
+    found = Verdict.of(
+        "chrf", 18.1, ConfidenceInterval(low=16.8, high=19.6), {"chrf": change(*chrf), "loss": change(*loss)}
+    )
     assert found.outcome == outcome
     assert ("but by validation loss" in found.text) == (outcome == "mixed")
 
 
 def test_what_is_mixed_is_said_of_both() -> None:
-    both = [
-        BaseDifference(difference=-2.4, low=-3.8, high=-0.9),
-        BaseDifference(difference=-5.48, low=-5.57, high=-5.39),
-    ]
-    assert Verdict.of("chrf", 18.1, ConfidenceInterval(low=16.8, high=19.6), *both).text == (
+    both = {"chrf": change(-2.4, -3.8, -0.9), "loss": change(-5.48, -5.57, -5.39)}
+    assert Verdict.of("chrf", 18.1, ConfidenceInterval(low=16.8, high=19.6), both).text == (
         "chrF 18.1 (16.8 to 19.6), 2.4 worse than the base model (0.9 to 3.8), but by validation loss 5.4800 better "
         "than the base model (5.3900 to 5.5700)"
     )
+
+
+DOWN = {
+    "loss": change(-0.5, -0.6, -0.4),
+    "exact_match": change(-0.4, -0.5, -0.3),
+    "chrf": change(-12.0, -14.0, -10.0),
+    "rougeL": change(0.1, -0.1, 0.3),
+}
+
+
+def by_loss(against_base: dict[str, BaseDifference], **more: Any) -> Verdict:
+    return Verdict.of("loss", 1.5, ConfidenceInterval(low=1.4, high=1.6), against_base, **more)
+
+
+def test_generated_texts_that_became_worse_contradict_a_loss_that_fell() -> None:
+    found = by_loss(DOWN)
+    assert (found.outcome, found.warns) == ("mixed", True)
+    assert found.headline == "better in one respect and worse in another"
+    assert found.text.endswith(
+        "but by exact match 0.4000 worse than the base model (0.3000 to 0.5000), and worse by chrF"
+    )
+    unclear = {**DOWN, "loss": change(0.0, -0.1, 0.1)}
+    assert by_loss(unclear).outcome == "no_better" and "but by exact match 0.4000 worse" in by_loss(unclear).text
+
+
+def test_what_random_weights_wrote_contradicts_nothing_and_they_are_called_untrained() -> None:
+    found = by_loss(DOWN, base="untrained")
+    assert (found.outcome, found.warns, found.headline) == ("better", False, "better than the untrained base model")
+    assert found.text.endswith(", 0.5000 better than the untrained base model (0.4000 to 0.6000)")
+
+
+@pytest.mark.parametrize("against_base", [{}, DOWN, {"loss": DOWN["loss"]}])
+def test_a_model_that_writes_nothing_is_never_called_better(against_base: dict[str, BaseDifference]) -> None:
+    found = by_loss(against_base, base="untrained", all_empty=64)
+    assert (found.outcome, found.warns, found.headline) == ("writes_nothing", True, "but it writes nothing")
+    assert found.text.startswith("the model writes nothing, all 64 texts are empty: validation loss 1.5000 (")
+
+
+@pytest.mark.parametrize(
+    ("commonest", "outcome"),
+    [((0.02, -0.01, 0.05), "commonest_class"), ((0.0, 0.0, 0.0), "commonest_class"), ((0.2, 0.1, 0.3), "better")],
+)
+def test_a_classifier_that_is_no_better_than_its_commonest_class_says_so(
+    commonest: tuple[float, float, float], outcome: str
+) -> None:
+    found = Verdict.of(
+        "accuracy", 0.6, ConfidenceInterval(low=0.5, high=0.7), {"accuracy": change(0.3, 0.2, 0.4)}, base="new_head",
+        against_commonest=change(*commonest),
+    )  # fmt: skip
+    assert (found.outcome, found.warns) == (outcome, outcome != "better")
+    assert "0.3000 better than the base model with an untrained head (0.2000 to 0.4000)" in found.text
+    said = f", but no better than always its commonest class, {0.6 - commonest[0]:.4f}"
+    assert found.text.endswith(said) == (outcome != "better")

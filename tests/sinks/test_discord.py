@@ -144,18 +144,20 @@ def test_a_good_run_is_two_messages_and_a_picture(channel: JobChannel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "title", "colour"),
+    ("change", "all_empty", "title", "colour"),
     [
-        (BaseDifference(difference=12.3, low=10.1, high=14.6), "chef: done, better than before", embeds.GOOD),
-        (BaseDifference(difference=0.0, low=-1.0, high=1.0), "chef: done, no better than before", embeds.WARNING),
-        (BaseDifference(difference=-2.0, low=-3.0, high=-1.0), "chef: done, worse than before", embeds.WARNING),
-        (None, "chef: done", embeds.GOOD),
+        (BaseDifference(difference=12.3, low=10.1, high=14.6), 0, "chef: done, better than before", embeds.GOOD),
+        (BaseDifference(difference=0.0, low=-1.0, high=1.0), 0, "chef: done, no better than before", embeds.WARNING),
+        (BaseDifference(difference=-2.0, low=-3.0, high=-1.0), 0, "chef: done, worse than before", embeds.WARNING),
+        (None, 0, "chef: done", embeds.GOOD),
+        (None, 64, "chef: done, but it writes nothing", embeds.WARNING),
     ],
 )
 def test_a_finished_job_says_whether_its_model_is_better(
-    channel: JobChannel, change: BaseDifference | None, title: str, colour: int
+    channel: JobChannel, change: BaseDifference | None, all_empty: int, title: str, colour: int
 ) -> None:
-    verdict = Verdict.of("chrf", 41.2, ConfidenceInterval(low=38.9, high=43.6), change)
+    compared = {} if change is None else {"chrf": change}
+    verdict = Verdict.of("chrf", 41.2, ConfidenceInterval(low=38.9, high=43.6), compared, all_empty=all_empty)
     story.start(channel.run)
     story.train(channel.run, 10, 20)
     story.succeed(channel.run, verdict=verdict)

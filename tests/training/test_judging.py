@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jobs.disk.rundir import RunDir
-from jobs.events import EvaluationFinished
+from jobs.events import EvaluationFinished, Sample
 from tests.training.attempts import attempt, facts, trained
 from tests.training.conftest import VALIDATION_ROWS, MakeRun
 from tests.training.workplace import Workplace, pairs
@@ -20,6 +20,7 @@ from worker.training.dataset.evaluation_rows import evaluation_rows
 from worker.training.row_figures import file_of
 from worker.training.scores import intervals
 from worker.training.scores.texts import text_statistics
+from worker.training.tasks.seq2seq.batches import PairBatch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FEW = {"evaluation": {"max_rows": 6, "generate_rows": 4, "samples": 2, "every_steps": 10}}
@@ -82,7 +83,20 @@ def test_a_model_that_has_learnt_nothing_is_no_better(make_run: MakeRun) -> None
     assert attempt(run) == 0
     verdict = trained(run).verdict
     assert verdict is not None and verdict.outcome == "no_better"
-    assert verdict.text.endswith("no better than the base model (the same)")
+    assert verdict.text.endswith("no better than the base model, which does no better than chance (the same)")
+
+
+def test_a_model_that_writes_nothing_is_said_to(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(batch: PairBatch, *_: object) -> list[Sample]:
+        return [Sample(input="a", target="b", generated=" ") for _ in batch.rows]
+
+    monkeypatch.setattr(PairBatch, "samples", silent)
+    run = make_run(training={"epochs": 1}, evaluation={"generate_rows": 0, "samples": 3})
+    assert attempt(run) == 0
+    last, verdict = facts(run, EvaluationFinished)[-1], trained(run).verdict
+    assert (last.base, last.generated_texts, last.empty_texts) == ("at_chance", 3, 3)
+    assert verdict is not None and (verdict.outcome, verdict.metric) == ("writes_nothing", "loss")
+    assert verdict.text in (run.model / "README.md").read_text()
 
 
 @pytest.mark.usefixtures("_few_rows_are_enough")
@@ -145,6 +159,7 @@ def test_texts_of_random_weights_do_not_judge_what_learned_from_them(workplace: 
     assert attempt(run) == 0
     verdict = trained(run).verdict
     assert verdict is not None and (verdict.metric, verdict.outcome) == ("loss", "better")
+    assert verdict.headline == "better than the untrained base model"
 
 
 def test_a_text_is_scored_by_the_target_that_the_row_has(workplace: Workplace) -> None:

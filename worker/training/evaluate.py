@@ -17,7 +17,7 @@ from jobs.errors import NonFinite, OutOfMemory
 from jobs.evaluation_metrics import EvaluationMetric
 from jobs.events import Sample
 from jobs.spec import BUILTIN_MODELS
-from jobs.verdict import BaseDifference, ConfidenceInterval
+from jobs.verdict import Base, BaseDifference, ConfidenceInterval
 from worker.training import row_figures
 from worker.training.context import TrainingContext
 from worker.training.dataset.data import Int64
@@ -39,6 +39,9 @@ _TELLING = (
 """chrF first: it needs no words, and so no tokenizer, of any language, and tells inflected forms from wrong words. Of
 plain text, of which any continuation may be as good, texts tell nothing: the loss does. Nor do they tell of a model
 that began with random weights: the letters that such a one writes without end have a high recall of short n-grams."""
+_GUESSED = 0.97
+"""Share of the loss of a model that finds every token as probable, above which one is no better than that: the losses
+of random weights lie around it."""
 Result = TypeVar("Result")
 log = logging.getLogger("longhaul.trainer")
 
@@ -60,6 +63,11 @@ class Evaluation:
     """Empty before the first step."""
     judged_by: str
     """The metric that says whether the model is better than before training."""
+    base: Base
+    against_commonest: BaseDifference | None
+    """By that metric, of a classifier."""
+    generated_texts: int
+    empty_texts: int
     picture: Callable[[], bytes] | None = None
     """Draws a PNG."""
 
@@ -105,6 +113,9 @@ def evaluate(context: TrainingContext) -> Evaluation:
     figures = {str(metric): score(each) for metric, each in statistics.items() if metric is not _M.LOSS}
     finite = {name: figure for name, figure in figures.items() if math.isfinite(figure)}
     intervals = {str(metric): found for metric, each in statistics.items() if (found := interval(each)) is not None}
+    judging = judged_by(context, [_M.LOSS.value, *finite], intervals)
+    always = next((each for metric, each in measured.commonest.items() if metric == judging), None)
+    written_texts = [] if loaded.task.labels else [text.generated for text in written_of.values()]
     return Evaluation(
         loss=loss,
         rows=count,
@@ -118,7 +129,11 @@ def evaluate(context: TrainingContext) -> Evaluation:
             for metric, each in base.items()
             if (found := difference(statistics[metric], each)) is not None
         },
-        judged_by=judged_by(context, [_M.LOSS.value, *finite], intervals),
+        judged_by=judging,
+        base=_base(context, score(base.get(_M.LOSS, statistics[_M.LOSS])) if base or not state.step else None),
+        against_commonest=None if always is None else difference(statistics[EvaluationMetric(judging)], always),
+        generated_texts=len(written_texts),
+        empty_texts=sum(not text.strip() for text in written_texts),
         picture=measured.picture,
         seconds=time.perf_counter() - start,
     )
@@ -136,6 +151,17 @@ def judged_by(context: TrainingContext, measured: Sequence[str], certain: Collec
     telling = [str(metric) for metric in _TELLING if by_texts or not metric.of_texts]
     known = [metric for metric in telling if metric in measured]
     return next((metric for metric in known if metric in certain), known[0])
+
+
+def _base(context: TrainingContext, loss: float | None) -> Base:
+    """What the model before step 1 was, by its validation loss, where that is known."""
+    if context.spec.model in BUILTIN_MODELS:
+        return "untrained"
+    if context.plan.model.new:
+        return "new_head"
+    loaded = context.loaded
+    guess = math.inf if loaded.task.labels else math.log(loaded.model.config.vocab_size)
+    return "pretrained" if loss is None or loss < _GUESSED * guess else "at_chance"
 
 
 def _fitting(

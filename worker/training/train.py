@@ -167,6 +167,10 @@ def evaluate_and_record(context: TrainingContext) -> None:
             intervals=seen.intervals,
             against_base=seen.against_base,
             judged_by=seen.judged_by,
+            base=seen.base,
+            against_commonest=seen.against_commonest,
+            generated_texts=seen.generated_texts,
+            empty_texts=seen.empty_texts,
         )
     )
     state.verdict = fact.verdict

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from playwright.sync_api import Browser, expect
 
 from jobs.events import AnyFact, AttemptEnded, EvaluationFinished, JobCancelled, JobSucceeded, Sample
+from jobs.verdict import Verdict
+from longhaul.main import main
 from service.pages.line_chart import FLAT, HEIGHT, MOST_TICKS, WIDTH, line_chart, ticks
 from tests.service.pages.watched import WatchedPage
 from tests.service.running import Service
@@ -108,6 +110,25 @@ def test_a_better_step_whose_checkpoint_is_missing_is_told(service: Service, pat
     page = service.get(f"/jobs/{job}{path}", headers={"Accept": "text/html"}).text
     told = "the best by validation loss of what was saved, 3.0000; step 5 was better, and its checkpoint is missing"
     assert f"<dt>model</dt><dd>{told}</dd>" in page
+
+
+def test_every_surface_warns_of_a_model_that_is_not_better(
+    service: Service, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = service.submit()
+    train(service, job)
+    verdict = Verdict.of("loss", 2.0, None, {}, base="untrained", all_empty=64)
+    kept = JobSucceeded(model="model", step=10, loss=2.0, verdict=verdict)
+    service.append(job, STARTED, *TRAINED, AttemptEnded(reason="done", step=10), kept)
+    for path in (f"/jobs/{job}", f"/jobs/{job}/report", "/"):
+        page = service.get(path, headers={"Accept": "text/html"}).text
+        assert 'class="state succeeded warns"' in page and "the model writes nothing, all 64 texts are empty" in page
+        assert ('class="now-line warns"' in page) == (path != "/")
+    assert service.get(f"/jobs/{job}").json()["verdict"]["outcome"] == "writes_nothing"
+    assert service.get(f"/jobs/{job}/events").json()["data"][-1]["level"] == "warn"
+    monkeypatch.setenv("LONGHAUL_URL", service.url)
+    assert main(["show", job]) == 0
+    assert "the model writes nothing, all 64 texts are empty" in " ".join(capsys.readouterr().out.split())
 
 
 def test_it_is_redacted_like_every_answer(service: Service) -> None:

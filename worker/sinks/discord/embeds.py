@@ -44,13 +44,6 @@ from worker.sinks.discord.limits import Embed, Payload, cut, fit
 from worker.sinks.shortage import micro_batches, shortage_sizes
 from worker.sinks.wording import SHORTAGES, bar, change, code, sentence
 
-DONE = {
-    "better": "done, better than before",
-    "worse": "done, worse than before",
-    "mixed": "done, better in one respect and worse in another",
-    "no_better": "done, no better than before",
-}
-"""By the outcome, where it is compared."""
 RUNNING, GOOD, BAD, WARNING, QUIET = 0x5865F2, 0x2ECC71, 0xE74C3C, 0xF1C40F, 0x95A5A6
 SAMPLES_AT_THE_END = 3
 MESSAGE_TEXT = 1500
@@ -172,9 +165,9 @@ def succeeded(job: SinkJob, event: Event, fact: JobSucceeded, picture: str | Non
         text = "The model is evaluated."
     if fact.reason is Reason.EARLY_STOPPED:
         text = f"{fact.reason.headline}: {fact.reason.sentence}. {text}"
-    outcome = DONE.get(fact.verdict.outcome) if fact.verdict is not None else None
-    colour = GOOD if outcome in (None, DONE["better"]) else WARNING
-    embed = _embed(job, f"{job.submitted.name}: {outcome or 'done'}", colour, text, event)
+    headline = None if fact.verdict is None else fact.verdict.headline
+    colour = WARNING if fact.verdict is not None and fact.verdict.warns else GOOD
+    embed = _embed(job, f"{job.submitted.name}: {f'done, {headline}' if headline else 'done'}", colour, text, event)
     of = f" of {job.steps:,}" if job.steps else ""
     trained = [
         field("Validation loss", change(fact.first_loss, fact.loss), inline=True),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 
 from jobs.evaluation_metrics import EvaluationMetric
 from worker.training.scores.intervals import score
-from worker.training.tasks.classification import confusion
+from worker.training.tasks.classification import confusion, metrics
 from worker.training.tasks.classification.metrics import label_statistics
 
 M = EvaluationMetric
@@ -64,6 +65,23 @@ def test_nothing_is_right_about_nothing() -> None:
     assert {str(metric): score(each) for metric, each in found.items()} == {
         "subset_accuracy": 1.0, "micro_f1": 0.0, "macro_f1": 0.0,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("several", "truth", "expected"),
+    [
+        (False, [1, 1, 0, 1], {"accuracy": 0.75, "macro_f1": 3 / 7}),
+        (True, [[0, 1], [1, 1], [0, 0], [0, 1]], {"subset_accuracy": 0.5, "micro_f1": 0.75, "macro_f1": 3 / 7}),
+    ],
+)
+def test_the_commonest_class_alone_is_measured_as_a_model_is(
+    several: bool, truth: list[Any], expected: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = np.array(truth)
+    monkeypatch.setattr(metrics, "truth_of", lambda *_, **__: labels)
+    rows: Any = None
+    found = metrics.measured(rows, np.arange(4), np.ones(4), 0 * labels, ["a", "b"], several=several)
+    assert {str(metric): score(each) for metric, each in found.commonest.items()} == pytest.approx(expected)
 
 
 def test_the_picture_has_the_commonest_classes_and_the_others_together() -> None:

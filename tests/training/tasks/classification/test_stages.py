@@ -28,6 +28,7 @@ from tests.training.workplace import EXAMPLES, SHARED_DATA, Workplace
 from worker.training.dataset import inspection
 from worker.training.dataset.data import PreparedDataset
 from worker.training.models import model_store
+from worker.training.scores import intervals
 from worker.training.tasks.classification import layout
 
 WORDS = {"refund": "my money back for the kettle", "delivery": "where is my parcel", "other": "i have a question"}
@@ -86,7 +87,9 @@ NEW = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_pretrained_encoder_gets_a_head_that_is_named_and_learns(family: str, place: Workplace) -> None:
+def test_a_pretrained_encoder_gets_a_head_that_is_named_and_learns(
+    family: str, place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write_pretrained(place.data / "model", family)
     run = job(place)
     checked = place.check(run)["plan"]
@@ -103,9 +106,14 @@ def test_a_pretrained_encoder_gets_a_head_that_is_named_and_learns(family: str, 
     kept = stored.keys() - NEW[family]
     assert all(torch.equal(stored[name], before[name].to(torch.bfloat16)) for name in kept)
     assert before.keys() - stored.keys(), "what is for pretraining alone is not in the store"
+    monkeypatch.setattr(intervals, "LEAST_ROWS", 2)
     assert attempt(run) == 0
-    losses = [fact.loss for fact in facts(run, EvaluationFinished)]
-    assert losses[-1] < losses[0] + 0.05
+    seen = facts(run, EvaluationFinished)
+    assert seen[-1].loss < seen[0].loss + 0.05
+    assert seen[-1].base == "new_head" and seen[-1].generated_texts == 0
+    assert seen[-1].judged_by == "accuracy" and seen[-1].against_commonest is not None
+    commonest = seen[-1].metrics["accuracy"] - seen[-1].against_commonest.difference
+    assert 1 / 3 <= commonest < 1 and (commonest * seen[-1].rows) % 1 == pytest.approx(0)
     page = (run.model / "README.md").read_text()
     assert "the classification head is new" in page
     model: Any = AutoModelForSequenceClassification.from_pretrained(run.model)
