@@ -15,6 +15,7 @@ from jobs.labels import LabelPlan
 from jobs.memory_plan import DType, MemoryPlan, MemorySummary, OptimizerName
 from jobs.spec import FullMethod, JobSpec, TrainingSpec
 from jobs.text.units import durations_alike, format_duration
+from jobs.verdict import LEAST_ROWS
 
 EXPECTED_SHARE = 0.4
 """Share of a GPU's limit that a job is expected to reach while nothing was measured; recomputation counts as work.
@@ -111,6 +112,8 @@ class DataPlan(Frozen):
     as estimated by check."""
     validation_rows: int = 0
     """Rows held out; before prepare, as estimated by check."""
+    validation_fraction: float | None = None
+    """Of the rows, held out: what `data.validation` of `auto` has become. Null: the job says it."""
     evaluation_rows: RowChoice = "first"
     """Which of them an evaluation looks at, where it does not look at all: always the same `random` ones. Plans of
     earlier versions do not say it, and their runs stay with the first."""
@@ -321,6 +324,25 @@ class Plan(Frozen):
         steps, rows = self.steps, self.data.rows
         made_of = f"rows: {rows:,}, epochs: {training.epochs:,}, batch size: {training.batch_size:,}"
         return f"only {steps} {'step' if steps == 1 else 'steps'} ({made_of}): try training.{remedy}"
+
+    def few_held_out(self, spec: JobSpec) -> str | None:
+        """For people, where too few rows are held out to say whether the model is better: how many, and what makes
+        more of them. None where there are enough, or none are asked for."""
+        held_out, most = self.data.validation_rows, spec.evaluation.max_rows
+        if spec.kind != "train" or not 0 < min(held_out, most) < LEAST_ROWS:
+            return None
+        remedies = [f"evaluation.max_rows={LEAST_ROWS}"] if most < LEAST_ROWS else []
+        if held_out < LEAST_ROWS:
+            rows = held_out + sum(each.rows for each in self.data.sources_of(spec))
+            # Whole inputs may come to half of what is asked for.
+            share = math.ceil(200 * LEAST_ROWS / rows) / 100
+            by_share = spec.data.validation_name is None and share <= 0.5
+            remedies += [f"data.validation={share:g}" if by_share else "a larger file as data.validation"]
+        count = f"{min(held_out, most)} {'row' if min(held_out, most) == 1 else 'rows'}"
+        return (
+            f"evaluations look at only {count} that the model does not learn, and it takes {LEAST_ROWS} to say whether "
+            f"it is better than before: try {' and '.join(remedies)}"
+        )
 
 
 class SourceSummary(Frozen):

@@ -88,7 +88,7 @@ def print_plan(plan: Plan, preview: DataPreview, job: JobDict, console: Console)
         ("disk", _disk(memory)),
     ]
     print_facts([(name, text) for name, text in lines if text] + gpu_lines(job), console)
-    if few := few_steps(plan, job):
+    for few in too_few(plan, job):
         console.print(few, style="yellow", highlight=False)
 
 
@@ -104,9 +104,13 @@ def max_hours_of(job: JobDict) -> float | None:
     return training.get("max_hours") if isinstance(training, dict) else None
 
 
-def few_steps(plan: Plan, job: JobDict) -> str | None:
-    """For people, where a model hardly learns in so few steps. `job`: the dry run."""
-    return plan.few_steps(JobSpec.model_validate(job["spec"]).training) if job["spec"] else None
+def too_few(plan: Plan, job: JobDict) -> list[str]:
+    """For people, where a model hardly learns in so few steps, or so few rows do not tell how good it is. `job`: the
+    dry run."""
+    if not job["spec"]:
+        return []
+    spec = JobSpec.model_validate(job["spec"])
+    return [few for few in (plan.few_steps(spec.training), plan.few_held_out(spec)) if few]
 
 
 def _parts(memory: MemoryPlan) -> Table:

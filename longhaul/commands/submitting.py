@@ -18,7 +18,7 @@ from longhaul.commands.command import BAD_INPUT, OK, Call, Commands, print_json,
 from longhaul.commands.following import watch_to_end
 from longhaul.jobfile import BadInput, apply_changes, read_job
 from longhaul.keys import keys_below, print_keys
-from longhaul.plan import can_check, dry_run, few_steps, print_plan
+from longhaul.plan import can_check, dry_run, print_plan, too_few
 from longhaul.preview import print_preview
 from longhaul.rows import at_the_service
 from longhaul.within_hours import fits, print_fits
@@ -93,7 +93,7 @@ def _new_job(call: Call, api: Longhaul, make: Callable[..., JobDict]) -> int:
                 return rejected(call, found.job)
             if not given.json:
                 print_preview(found.preview, call.console)
-                if found.plan and (few := few_steps(found.plan, found.job)):
+                for few in too_few(found.plan, found.job) if found.plan else []:
                     call.say(few, "yellow")
             if given.dry_run:
                 return call.answer(found.job, lambda: call.say("the job can be trained; nothing was submitted"))

@@ -26,7 +26,6 @@ PageType = TypeVar("PageType", bound=Page)
 def job_answer(job: StoredJob, *, runs_name: str) -> Job:
     """One job. Paths begin with the name of the runs folder. Times: Unix seconds, whole where OpenAI's are."""
     record, spec = job.record, job.spec
-    validation = spec.data.validation if spec else None
     folder = f"{runs_name}/{record.id}"
     waits = record.status in (Status.VALIDATING, Status.QUEUED)
     return Job(
@@ -46,7 +45,7 @@ def job_answer(job: StoredJob, *, runs_name: str) -> Job:
         ),
         seed=spec.training.seed if spec else None,
         training_file=", ".join(each.source for each in spec.data.sources) if spec else None,
-        validation_file=validation if isinstance(validation, str) else None,
+        validation_file=spec.data.validation_name if spec else None,
         method=spec.method if spec else None,
         metadata=record.metadata,
         organization_id="longhaul",

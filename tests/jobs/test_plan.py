@@ -48,6 +48,37 @@ def test_a_run_of_few_steps_is_told_what_makes_more_of_them(rows: int, training:
         assert make_plan(followed, plan.model, plan.data).steps >= 50
 
 
+@pytest.mark.parametrize(
+    ("rows", "held_out", "more", "said"),
+    [
+        (2_000, 7, {}, "7 rows|data.validation=0.02"),
+        (79, 19, {"data": {"validation": "auto"}}, "19 rows|data.validation=0.41"),
+        (20, 1, {}, "1 row|a larger file as data.validation"),
+        (500, 5, {"data": {"validation": "held.jsonl"}}, "5 rows|a larger file as data.validation"),
+        (500, 100, {"evaluation": {"max_rows": 6}}, "6 rows|evaluation.max_rows=20"),
+        (500, 20, {}, None),
+        (500, 0, {"data": {"validation": 0}}, None),
+    ],
+)
+def test_too_few_rows_to_compare_are_told_with_what_makes_more_of_them(
+    rows: int, held_out: int, more: Any, said: str | None
+) -> None:
+    spec = parse_spec({**more, "data": {"train": "x.jsonl", **more.get("data", {})}})
+    data = DataPlan(train="x", input="x", target="x", rows=rows, validation_rows=held_out)
+    plan = make_plan(spec, ModelPlan(source="x", parameters=1), data)
+    found = plan.few_held_out(spec)
+    if said is None:
+        assert found is None
+        return
+    count, _, remedy = said.partition("|")
+    assert found == (
+        f"evaluations look at only {count} that the model does not learn, and it takes 20 to say whether it is better "
+        f"than before: try {remedy}"
+    )
+    if "0." in remedy:  # the hint works when followed, also where whole inputs come to half of it
+        assert float(remedy.partition("=")[2]) * (rows + held_out) / 2 >= 20
+
+
 def test_a_counted_plan_is_a_limit_and_an_expectation() -> None:
     plan = planned()
     assert plan.hours_at_limit == pytest.approx(131)

@@ -182,7 +182,7 @@ def test_all_errors_are_named_at_once_with_the_key_that_was_meant() -> None:
         ("metadata", {str(n): "" for n in range(17)}, "must have at most 16 items"),
         ("data.input", "", "must have at least 1 character (got '')"),
         ("resources.gpu_name", "", "must match pattern '^[ -~]{1,128}$' (got '')"),
-        ("data.validation", None, "must be a number; or: must be a string (got null)"),
+        ("data.validation", None, "must be a number; or: must be 'auto'; or: must be a string (got null)"),
     ],
 )
 def test_an_error_has_the_words_of_json(dotted: str, value: object, said: str) -> None:

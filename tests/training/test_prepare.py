@@ -359,6 +359,20 @@ def test_the_split_does_not_depend_on_order_or_later_rows(workplace: Workplace) 
     assert validation_texts(rows + pairs(30, start=60)) >= held_out
 
 
+def test_auto_is_decided_by_check_and_shares_the_dataset_of_the_same_fraction(workplace: Workplace) -> None:
+    workplace.rows("rows.jsonl", pairs(700))
+    auto = workplace.job(data={"validation": "auto"})
+    workplace.check(auto)
+    predicted = auto.plan().data
+    assert predicted.validation_rows == 100
+    data = workplace.prepare_only(auto)["data"]
+    assert (data["train_rows"], data["validation_rows"]) == (600, 100)
+    assert data["validation_asked"] == predicted.validation_fraction == auto.plan().data.validation_fraction
+    said = workplace.job(data={"validation": predicted.validation_fraction})
+    workplace.prepare(said)
+    assert said.plan().data.prepared == auto.plan().data.prepared and said.plan().data.validation_fraction is None
+
+
 def test_a_split_of_few_inputs_is_refused_before_anything_is_prepared(workplace: Workplace) -> None:
     rows = [{"input": f"question {n % 3}", "target": f"answer {n}"} for n in range(600)]
     workplace.rows("rows.jsonl", rows)

@@ -86,7 +86,8 @@ class Workplace:
 
     def job(self, train: Any = "rows.jsonl", *, model: str = "builtin:t5-tiny", **parts: Any) -> RunDir:
         """A run directory, as the service leaves it. `data` in `parts` adds to data.train."""
-        data = {"train": train, **parts.pop("data", {})}
+        held_out = {} if parts.get("kind") == "evaluate" else {"validation": 0.01}
+        data = {"train": train, **held_out, **parts.pop("data", {})}
         spec = parse_spec({"model": model, "data": data, **parts})
         self._jobs += 1
         first = JobSubmitted(name=spec.name, model=spec.model, spec_sha256="0" * 64)

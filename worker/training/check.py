@@ -23,7 +23,7 @@ from jobs.spec import JobSpec
 from worker.training.dataset.conversion import check_converted
 from worker.training.dataset.inspection import ROWS, FirstRows, Inspected, inspect_rows, unrecognized
 from worker.training.dataset.preview import preview_rows
-from worker.training.dataset.split import split
+from worker.training.dataset.split import auto_fraction, split
 from worker.training.journal import Journal
 from worker.training.mistakes import Mistakes
 from worker.training.models import hub
@@ -35,6 +35,7 @@ from worker.training.rows.labels import UNLABELLED, labels_alike
 from worker.training.rows.origin import Head, find_head
 from worker.training.rows.reading import format_of
 from worker.training.rows.row import NO_LABEL, NOT_UTF8, REPAIRS, reencode
+from worker.training.rows.row_filter import UInt64
 from worker.training.rows.text import UNUSED_TOOLS, Templates
 from worker.training.settings import TrainerSettings
 from worker.training.steps.order import rounded
@@ -98,7 +99,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     for (param, name), commit in zip(names, began, strict=False):
         with mistakes.kept_back():
             train.append(find_head(name, param, spec.data.format, settings, commit))
-    own = spec.data.validation if isinstance(spec.data.validation, str) else None
+    own = spec.data.validation_name
     commit = before.plan.data.validation_revision if before else None
     validation = None
     if own:
@@ -148,10 +149,15 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         validating = validating and validating.again(spec, task)
         looked_at = [*found, *([validating] if validating else [])]
     sources = [each.planned(weights[each.head.name]) for each in found]
+    fraction = None
     if validating:
         held_out = validating.rows.estimated
     else:
-        sources, held_out = without_validation(sources, [each.rows for each in found], spec.data.validation)
+        inspections = [each.rows for each in found]
+        if spec.data.validation == "auto":
+            fraction = before.validation_fraction if before else fraction_of(inspections)
+        asked = spec.data.validation if fraction is None else fraction
+        sources, held_out = without_validation(sources, inspections, asked)
     config = task.adapted(config)
     layout = task.layout(config)
     model = model.model_copy(update={"parameters": layout.parameters})
@@ -188,6 +194,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         target=sources[0].target,
         sources=() if isinstance(spec.data.train, str) else tuple(sources),
         rows=sum(each.rows_per_epoch for each in sources),
+        validation_fraction=fraction,
         validation_rows=held_out if spec.kind == "train" else sum(each.rows for each in sources),
         evaluation_rows="random",
         labels=task.labels,
@@ -259,14 +266,24 @@ def without_validation(
     assert isinstance(validation, float)
     total = sum(rows.estimated for rows in found)
     held_out = int(total * validation)
-    keys = [rows.split_keys for rows in found if rows.split_keys is not None]
-    if len(keys) == len(found):  # all rows were looked at
-        together = np.concatenate(keys)
+    if (together := all_keys(found)) is not None:
         held_out = len(split(together, [len(together)], validation)["validation"])
     shares = [round(each.rows * held_out / total) for each in sources]
     return [
         each.model_copy(update={"rows": max(1, each.rows - share)}) for each, share in zip(sources, shares, strict=True)
     ], held_out
+
+
+def fraction_of(found: list[Inspected]) -> float:
+    """What `data.validation` of `auto` becomes."""
+    keys = all_keys(found)
+    return auto_fraction(sum(rows.estimated for rows in found) if keys is None else len(keys), keys)
+
+
+def all_keys(found: list[Inspected]) -> UInt64 | None:
+    """[rows] as of `split`; None: not all rows were looked at."""
+    keys = [rows.split_keys for rows in found if rows.split_keys is not None]
+    return np.concatenate(keys) if len(keys) == len(found) else None
 
 
 def lengths_of(sources: list[SourcePlan], characters: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:

@@ -74,7 +74,10 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
         read = read_by(task)
     with full_disk_named(settings.models):
         model = ready_model(plan.model, read[: len(planned)], spec, task, settings, journal, dtype, thorough=again)
-    folder = settings.prepared / dataset_key(read, tokenizer_fingerprint(model), spec.data, task)
+    asked = spec.data
+    if (fraction := plan.data.validation_fraction) is not None:
+        asked = asked.model_copy(update={"validation": fraction})
+    folder = settings.prepared / dataset_key(read, tokenizer_fingerprint(model), asked, task)
 
     def make(partial: Path) -> None:
         layout = task.layout(read_config(model, plan.model.source))
@@ -84,7 +87,7 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
                 sources=read,
                 model=model,
                 embeddings=layout.shapes[layout.embedding][0],
-                data=spec.data,
+                data=asked,
                 task=task,
                 journal=journal,
             )

@@ -15,7 +15,7 @@ import pytest
 
 from jobs.attempt import Finished
 from jobs.disk.rundir import RunDir
-from jobs.errors import DiskFull, NoValidCheckpoint, StageError
+from jobs.errors import DiskFull, NoValidCheckpoint, Rejected, StageError
 from jobs.events import (
     Adopted,
     EvaluationFinished,
@@ -26,6 +26,8 @@ from jobs.events import (
     JobResumed,
     ModelLoaded,
 )
+from jobs.plan import DataPlan, ModelPlan, make_plan
+from jobs.spec import parse_spec
 from jobs.state import Stage
 from service.answers.wording import sentence
 from tests.support.machine import free_bytes
@@ -38,6 +40,7 @@ from tests.training.killed_adoptions import killed_adoptions
 from tests.training.workplace import Workplace
 from worker.supervise import stage_outcome
 from worker.training.checkpoints.checkpoint import verify
+from worker.training.checkpoints.source_job import SourceJob, check_settings
 from worker.training.checkpoints.tensorfile import write_bytes
 from worker.training.row_figures import file_of
 from worker.training.scores import intervals
@@ -389,6 +392,22 @@ def test_another_run_is_refused_with_both_values(
     error = place.refused(place.begun(), **parts)
     assert (error.detail_code, error.param, error.reason) == ("other_run", param, "rejected")
     assert said in str(error)
+
+
+@pytest.mark.parametrize(("there", "fraction"), [(0.01, 0.01), ("auto", 0.07), ("held_out.jsonl", None)])
+def test_auto_holds_out_what_the_other_job_did(there: float | str, fraction: float | None) -> None:
+    ours, theirs = (
+        parse_spec({"data": {"train": "rows.jsonl", "validation": each}}) for each in ("auto", there)
+    )  # fmt: skip
+    data = DataPlan(train="x", input="x", target="x", rows=9, validation_fraction=0.07 if there == "auto" else None)
+    plan = make_plan(theirs, ModelPlan(source="x", parameters=1), data)
+    assert SourceJob(RunDir(Path("x")), theirs, plan, None, 1).validation_fraction == fraction
+    if fraction is None:
+        with pytest.raises(Rejected) as refused:
+            check_settings(ours, theirs, "job-1")
+        assert str(refused.value.hint).startswith("set data.validation=held_out.jsonl, or leave resume_from out")
+    else:
+        check_settings(ours, theirs, "job-1")
 
 
 def test_all_that_differs_is_named_at_once(place: StagesWorkplace) -> None:

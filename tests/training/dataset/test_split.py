@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jobs.errors import BadData
-from worker.training.dataset.split import shared_inputs, split
+from worker.training.dataset.split import auto_fraction, shared_inputs, split
 
 
 @pytest.mark.parametrize(
@@ -84,3 +84,27 @@ def test_a_source_of_its_own_is_held_out_whole() -> None:
     parts = split(keys, [3, 5], "validation.jsonl")
     assert (parts["train"].tolist(), parts["validation"].tolist()) == ([0, 1, 2], [3, 4])
     assert shared_inputs(keys, parts) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "held_out"), [(2, 1), (9, 1), (60, 12), (99, 19), (499, 99), (500, 100), (700, 100), (9_999, 100)]
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_auto_holds_out_100_of_few_rows_and_a_fifth_of_fewer_whatever_their_hashes(
+    rows: int, held_out: int, seed: int
+) -> None:
+    keys = np.random.default_rng(seed).integers(0, 1 << 64, rows, np.uint64, endpoint=False)
+    parts = split(keys, [rows], auto_fraction(rows, keys))
+    assert abs(len(parts["validation"]) - held_out) <= (rows < 10), (rows, seed)
+
+
+def test_auto_is_one_percent_of_many_rows_as_it_always_was() -> None:
+    assert {auto_fraction(rows) for rows in (10_000, 25_000, 10**9)} == {0.01}
+    assert auto_fraction(400) == 0.2 and auto_fraction(2_000) == 0.05, "not all rows were looked at"
+
+
+def test_auto_holds_whole_inputs_out() -> None:
+    inputs = np.random.default_rng(4).integers(0, 1 << 64, 250, np.uint64, endpoint=False)
+    keys = np.repeat(inputs, np.random.default_rng(5).integers(1, 9, 250))
+    parts = split(keys, [len(keys)], auto_fraction(len(keys), keys))
+    assert 100 <= len(parts["validation"]) <= 108 and shared_inputs(keys, parts) == 0

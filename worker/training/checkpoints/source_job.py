@@ -48,6 +48,12 @@ class SourceJob:
         """The one whose states the checkpoints hold."""
         return self.plan.resolved.optimizer
 
+    @property
+    def validation_fraction(self) -> float | None:
+        """Of the rows that it holds out; None: these have a file of their own."""
+        found, asked = self.plan.data.validation_fraction, self.spec.data.validation
+        return found if found is not None or isinstance(asked, str) else asked
+
     def folders(self) -> list[Path]:
         """The checkpoints that exist now: the first one that verifies is used."""
         if self.checkpoint is not None:
@@ -112,6 +118,8 @@ def check_settings(ours: JobSpec, theirs: JobSpec, job: str) -> None:
         for flat, spec in ((mine, ours), (other, theirs)):
             own = spec.method.model_dump(exclude_defaults=True, exclude=DELIVERED["method"])
             flat["method"] = {"type": spec.method.type} | own
+    if ours.data.validation == "auto" and theirs.data.validation_name is None:  # then it is as there
+        mine["data.validation"] = other["data.validation"]
     wrong = [key for key in mine | other if mine.get(key) != other.get(key)]
     if "method" in wrong:
         wrong = [key for key in wrong if not key.startswith("method.")]

@@ -12,6 +12,23 @@ from jobs.errors import BadData
 from worker.training.dataset.data import Int64
 from worker.training.rows.row_filter import UInt64
 
+_SHARE, _LEAST, _MOST_SHARE = 0.01, 100, 0.2
+"""Of `data.validation` auto: the share, the rows that are held out of few, and of fewer still."""
+
+
+def auto_fraction(rows: int, keys: UInt64 | None = None) -> float:
+    """The fraction that `data.validation` of `auto` is for so many rows. `keys` [rows] as of `split`, where all are
+    known: so many rows are held out, and not more or less by chance."""
+    if _SHARE * rows >= _LEAST:
+        return _SHARE
+    count = max(1, min(_LEAST, int(_MOST_SHARE * rows)))
+    if keys is not None and count < len(keys):
+        last = np.sort(keys)[count - 1]
+        fraction = float(np.nextafter((float(last) + 1) / 2.0**64, 1.0))
+        if count <= int((keys <= last).sum()) <= 1.5 * count and count / 2 <= fraction * rows <= 2 * count:
+            return fraction
+    return min(count / max(1, rows), 0.5)
+
 
 def split(keys: UInt64, ends: Sequence[int], validation: float | str) -> dict[str, Int64]:
     """Row numbers of training and validation. `ends`: where each source ends; the last is held out whole if
