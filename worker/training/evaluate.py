@@ -114,7 +114,7 @@ def evaluate(context: TrainingContext) -> Evaluation:
     finite = {name: figure for name, figure in figures.items() if math.isfinite(figure)}
     intervals = {str(metric): found for metric, each in statistics.items() if (found := interval(each)) is not None}
     judging = judged_by(context, [_M.LOSS.value, *finite], intervals)
-    always = next((each for metric, each in measured.commonest.items() if metric == judging), None)
+    commonest = [(statistics[metric], each) for metric, each in measured.commonest.items() if metric == judging]
     written_texts = [] if loaded.task.labels else [text.generated for text in written_of.values()]
     return Evaluation(
         loss=loss,
@@ -131,7 +131,7 @@ def evaluate(context: TrainingContext) -> Evaluation:
         },
         judged_by=judging,
         base=_base(context, score(base.get(_M.LOSS, statistics[_M.LOSS])) if base or not state.step else None),
-        against_commonest=None if always is None else difference(statistics[EvaluationMetric(judging)], always),
+        against_commonest=difference(*commonest[0]) if commonest else None,
         generated_texts=len(written_texts),
         empty_texts=sum(not text.strip() for text in written_texts),
         picture=measured.picture,
