@@ -12,6 +12,7 @@ from pydantic import Field, TypeAdapter
 from pydantic.json_schema import SkipJsonSchema
 
 from jobs.dataset_report import PreparedSummary
+from jobs.errors import StageError
 from jobs.evaluation_metrics import EvaluationMetric, chosen_text, is_of_texts, metric_figure, metric_words
 from jobs.frozen import Frozen, left_out
 from jobs.memory_plan import MemorySummary
@@ -37,6 +38,11 @@ class Fault(Frozen):
     def of(cls, reason: Reason, details: str = "", hint: str | None = None) -> Fault:
         """The sentence of a reason followed by `details`; with its hint, or else `hint`."""
         return cls(code=reason.value, message=f"{reason.sentence}{details}", hint=reason.hint or hint)
+
+    @classmethod
+    def raised(cls, error: StageError) -> Fault:
+        """What an error says."""
+        return cls(code=error.detail_code, message=str(error), hint=error.hint, param=error.param)
 
 
 class Fact(Frozen):

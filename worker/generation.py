@@ -26,6 +26,7 @@ from jobs.state import Stage
 from worker.child import ChildGone, JsonChild
 from worker.requests import Abandoned, AnswerWriter, RequestFailed, TurnPassed
 from worker.settings import WorkerSettings
+from worker.training.machine.cpu_limit import ended_by_limit
 
 log = logging.getLogger("longhaul.worker")
 KIND = "generate"
@@ -132,6 +133,8 @@ class GenerationHandler:
             code = self._end()
             if not run.exists():
                 raise _deleted(run) from error
+            if (limit := ended_by_limit(code)) is not None:
+                raise RequestFailed(str(limit), code=limit.detail_code, hint=limit.hint) from error
             how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
             raise RequestFailed(
                 f"the process that had the model {how} ({error})",

@@ -17,6 +17,7 @@ from jobs.process.lifeline import PARENT_PID
 from jobs.process.logs import last_error
 from jobs.reasons import Reason
 from jobs.state import Stage
+from worker.training.machine.cpu_limit import ended_by_limit
 from worker.training.machine.host import oom_kills
 from worker.warm import FORKED_WITHIN_S, OwnProcess, Process, fork
 
@@ -144,6 +145,8 @@ class Trainer:
             return self._ended(cause.reason, cause.details or place)
         if code == -signal.SIGTERM and (self._asked or cause is not None):  # before it could listen
             return Finished(at=time.time(), reason=Reason.INTERRUPTED, step=self.step)
+        if (limit := ended_by_limit(code)) is not None:
+            return Finished(at=time.time(), reason=limit.reason, step=self.step, error=Fault.raised(limit))
         if (meant := Reason.of_exit_code(code)) is not None:
             return self._ended(meant, f" (exit code {code})")
         if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
@@ -167,8 +170,9 @@ class Trainer:
 
     @property
     def ended_by_signal(self) -> bool:
-        """Whether something outside ended it."""
-        return (self._process.poll() or 0) < 0
+        """Whether something outside ended it, and not a limit of its own."""
+        code = self._process.poll() or 0
+        return code < 0 and ended_by_limit(code) is None
 
     @property
     def _phase(self) -> str:

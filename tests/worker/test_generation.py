@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import threading
 from pathlib import Path
 from typing import Any, cast
@@ -112,6 +113,8 @@ def test_without_redis_or_a_gpu_of_ours_it_is_the_cpu(redis_url: str, tmp_path: 
 class StubProcess:
     """A model process that writes these parts."""
 
+    code = -signal.SIGKILL
+
     def __init__(self, *parts: dict[str, Any]) -> None:
         self.parts, self.asked, self.running = list(parts), list[Any](), True
 
@@ -125,7 +128,7 @@ class StubProcess:
 
     def kill(self) -> int:
         self.running = False
-        return -9
+        return self.code
 
 
 class StubWriter:
@@ -234,6 +237,17 @@ def test_a_request_of_many_rows_gives_the_turn_away_between_them(
                                  "tokens_per_s": 4.0, "seed": 7})  # fmt: skip
     assert [each["body"].get("seed") for each in process.asked if "rows" in each["body"]] == [None, 7, 7, 7]
     assert [answered(redis_url, each.id)[-1][0] for each in others] == ["done", "done"]
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "code"), [(signal.SIGKILL, "model_process_ended"), (signal.SIGPROF, "chat_template")]
+)
+def test_whoever_asks_is_told_what_ended_the_model(answering: Any, ended_by: signal.Signals, code: str) -> None:
+    process = StubProcess()
+    process.code = -ended_by
+    with pytest.raises(RequestFailed) as failed:
+        answering("a", process, StubWriter())
+    assert failed.value.code == code
 
 
 @pytest.mark.parametrize("parts", [(), (part("a", "error", "model/config.json is missing"),)], ids=["ended", "refused"])

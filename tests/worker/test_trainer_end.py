@@ -41,7 +41,7 @@ def end_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> Finish
     """Of a trainer that logs a line, then does that."""
     program = tmp_path / "trainer"
     program.write_text(
-        f"#!{sys.executable}\nimport faulthandler, logging, os\n"
+        f"#!{sys.executable}\nimport faulthandler, logging, os, signal\n"
         "logging.basicConfig(level='INFO', format='%(asctime)s %(levelname)s %(message)s')\n"
         f"logging.info('step 1200: validation loss 3.0384')\n{code}\n"
     )
@@ -52,6 +52,14 @@ def end_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> Finish
     trainer = Trainer(run, Stage.CHECK, None, here(os.environ))
     assert trainer.wait(60)
     return trainer.end()
+
+
+@pytest.mark.parametrize(("number", "code"), [("SIGPROF", "chat_template"), ("SIGXCPU", "cpu_limit")])
+def test_a_limit_that_the_kernel_has_kept_is_no_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, code: str
+) -> None:
+    end = end_of(tmp_path, monkeypatch, f"os.kill(os.getpid(), signal.{number})")
+    assert (end.reason, end.error and end.error.code) == (Reason.REJECTED, code)
 
 
 @pytest.mark.parametrize(

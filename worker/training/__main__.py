@@ -32,6 +32,7 @@ from jobs.reasons import Reason
 from jobs.text.units import format_bytes
 from worker.training.fence import end_if_over, unfenced
 from worker.training.journal import Journal
+from worker.training.machine.cpu_limit import CHECK_S, limit_process
 from worker.training.machine.host import limit_memory
 from worker.training.settings import TrainerSettings, from_environment
 from worker.training.stop import StopSignal
@@ -306,6 +307,7 @@ def on_finished(folder: Path, name: str, work: Callable[[RunDir, Journal], objec
 
 def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> int:
     """Look at specification, paths, model config and first rows; write the provisional plan."""
+    limit_process(CHECK_S)
     from worker.training.check import check as look
 
     journal.phase("check")

@@ -72,8 +72,7 @@ class Journal:
 
     def fail(self, error: StageError) -> None:
         """The last line of a process that ends by a typed error."""
-        fault = Fault(code=error.detail_code, message=str(error), hint=error.hint, param=error.param)
-        self.finish(error.reason, error=fault)
+        self.finish(error.reason, error=Fault.raised(error))
 
     def _write(self, line: Heartbeat | Noted | Finished) -> None:
         # A full disk stops nothing: facts wait for room, heartbeats are left out; only the last line must be written.

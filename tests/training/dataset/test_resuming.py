@@ -18,6 +18,7 @@ import pytest
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import DiskFull, StageError
+from jobs.reasons import Reason
 from tests.support.machine import longest_file
 from tests.support.processes import children
 from tests.training.workplace import Workplace, dataset_of, pairs
@@ -124,16 +125,24 @@ def test_killed_in_the_middle_it_goes_on(
     assert run.plan().data.rows + run.plan().data.validation_rows == ROWS - 2
 
 
+@pytest.mark.parametrize(
+    ("by", "reason", "code"),
+    [
+        (signal.SIGKILL, Reason.HOST_OUT_OF_MEMORY, "worker_killed"),
+        (signal.SIGPROF, Reason.REJECTED, "chat_template"),  # the kernel, when a template computes for too long
+    ],
+)
 def test_a_worker_that_is_killed_is_an_error_and_no_work_is_lost(
-    place: Workplace, tmp_path: Path, uninterrupted: dict[str, bytes]
+    by: signal.Signals, reason: Reason, code: str, place: Workplace, tmp_path: Path, uninterrupted: dict[str, bytes]
 ) -> None:
     def kill_one(*_: float) -> None:
-        if (tmp_path / "work.log").stat().st_size and active_children():
-            active_children()[0].kill()
+        if (tmp_path / "work.log").stat().st_size and (children := active_children()):
+            assert children[0].pid is not None
+            os.kill(children[0].pid, by)
 
     with pytest.raises(StageError) as caught:
         write(place, tmp_path, workers=2, progress=kill_one)
-    assert caught.value.detail_code == "worker_killed"
+    assert (caught.value.reason, caught.value.detail_code) == (reason, code)
     fractions: list[float] = []
     write(place, tmp_path, workers=2, progress=fractions.append)
     assert content(tmp_path) == uninterrupted

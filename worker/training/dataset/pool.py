@@ -18,8 +18,9 @@ from multiprocessing import get_context
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from jobs.errors import StageError
+from jobs.errors import HostOutOfMemory
 from jobs.process.lifeline import tie_to_parent
+from worker.training.machine.cpu_limit import ended_by_limit
 
 if TYPE_CHECKING:  # a worker imports this module before it is tied
     from worker.training.dataset.encoding import BlockEncoder, EncodedBlock, Recipe
@@ -55,7 +56,8 @@ class EncoderPool:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def encoded(self, blocks: Iterator[Block]) -> Generator[EncodedBlock, None, None]:
-        """All blocks, in order. Raises what encoding one raises, and StageError (`worker_killed`)."""
+        """All blocks, in order. Raises what encoding one raises, what `ended_by_limit` says of a process that has ended,
+        and HostOutOfMemory (`worker_killed`)."""
         first = list(islice(blocks, WORTH_IT)) if self._pool is None else []
         if self._pool is None and (self._workers < 2 or len(first) < WORTH_IT):
             from worker.training.dataset.encoding import BlockEncoder
@@ -67,7 +69,12 @@ class EncoderPool:
         try:
             yield from self._in_order(chain(first, blocks))
         except BrokenProcessPool as error:
-            raise StageError(
+            assert self._pool is not None
+            children = dict(self._pool._processes)
+            self._pool.shutdown(wait=True)
+            if limits := [limit for child in children.values() if (limit := ended_by_limit(child.exitcode))]:
+                raise limits[0] from None
+            raise HostOutOfMemory(
                 "one of the processes that prepare the data was killed, most likely for want of memory",
                 code="worker_killed",
                 hint="give the preparing container more memory or fewer cores, and submit again; "

@@ -73,7 +73,7 @@ def write_dataset(
 
     Resumes where an earlier one ended.
 
-    Raises BadData (`too_many_invalid_rows`, `no_rows`), Rejected as `RowTask.tried`, StageError (`worker_killed`).
+    Raises BadData (`too_many_invalid_rows`, `no_rows`), Rejected as `RowTask.tried`, HostOutOfMemory (`worker_killed`).
     """
     limits = task.limits(data)
     tokenizer = task.tokenizer(model)

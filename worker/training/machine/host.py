@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,6 +40,31 @@ def limit_memory(most: int, root: Path = ROOT) -> int:
     limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     return limit
+
+
+class TooLarge(Exception):
+    """It wanted more memory than it may have."""
+
+
+@contextmanager
+def memory_growth(most: int) -> Iterator[None]:
+    """Let this process have so many bytes of memory of its own more than now; beyond that, raises TooLarge.
+
+    Raises MemoryError where a limit that was there before leaves less.
+    """
+    with open("/proc/self/statm", "rb") as statm:
+        limit = int(statm.read().split()[5]) * resource.getpagesize() + most
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if any(other != resource.RLIM_INFINITY and other <= limit for other in (soft, hard)):
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    try:
+        yield
+    except MemoryError:
+        raise TooLarge from None
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def oom_kills(root: Path = ROOT) -> int:

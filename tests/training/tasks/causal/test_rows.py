@@ -67,7 +67,10 @@ BROKEN = {
     "reads": ("{{ cycler.__init__.__globals__ }}", "refuses the turns: access to attribute '__init__'"),
     "half a character": ("{{ '\\ud83d' }}", "refuses the turns: 'utf-8' codec"),
     "is endless": ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-                   "refuses the turns: it has not ended after 0.2 s"),
+                   "computes for more than 0.2 s for one row"),
+    "takes memory": ("{{ 'x' * 2 ** 30 }}", "needs more than 512 MiB of memory for one row"),
+    "goes on and on": ("{{ 'x' * 40000 }}{% for m in messages %}" + _TURN + "{% endfor %}" + _ASK,
+                       "writes far more than the turns hold"),
     "is no template": ("{% for m in messages %}", "refuses the turns"),
     "another name": ("{% for m in messages %}{{ m['text'] }}{% endfor %}", "does not end a reply"),
 }  # fmt: skip

@@ -17,15 +17,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from worker.training.machine.cpu_limit import cpu_limit
+from jobs.text.units import format_bytes, format_duration
+from worker.training.machine.cpu_limit import ROW_S, Endless, costly_template, cpu_limit
+from worker.training.machine.host import TooLarge, memory_growth
 from worker.training.rows.chat import ASSISTANT, Turn
 from worker.training.rows.row import Defect
 from worker.training.rows.text import Texts
 
 SEPARATOR = "\n"
 """Between a prompt and its completion."""
-_LONGEST_S = 10.0
-"""Processor time for a row; stock templates take less than a millisecond."""
+_LONGEST_S = ROW_S
+_MOST_BYTES = 512 << 20
+"""Of memory to write a row; the largest row has 4 MiB."""
+_MOST_ADDED, _MOST_TIMES = 1 << 15, 4
+"""Characters that a template may write beyond so many times those of the turns."""
 _PROBE = ("two plus two", "four altogether")
 NO_TEMPLATE = "a chat, and the tokenizer has no chat template"
 NOT_A_BEGINNING = "the chat template changes earlier turns"
@@ -33,6 +38,7 @@ NO_END = "the chat template does not end a reply with an end token"
 NOT_SAID = "the chat template does not repeat a reply as it is"
 NOT_RENDERED = "the chat template refuses the turns"
 LEFT_OUT = "the chat template leaves out turns of the role"
+TOO_LONG = "the chat template writes far more than the turns hold"
 SPECIAL = "a special token in the text"
 DEVELOPER, SYSTEM = "developer", "system"
 """What OpenAI calls the role since 2025; what nearly all templates know."""
@@ -161,21 +167,27 @@ class ChatFormat:
             yield Span(len(before), at + len(token))
 
     def _written(self, turns: Sequence[Turn], *, asking: bool = False) -> str:
-        """`asking`: with the generation prompt behind it."""
+        """`asking`: with the generation prompt behind it. Raises Defect; Rejected (`chat_template`) beyond a limit."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         said = [{"role": turn.role, "content": turn.content} for turn in turns]
         try:
-            with cpu_limit(_LONGEST_S):
+            with cpu_limit(_LONGEST_S, or_killed=True), memory_growth(_MOST_BYTES):
                 rendered: Any = render_jinja_template(
                     [said], chat_template=self.template, add_generation_prompt=asking, **dict[str, Any](self.names)
                 )
-            written = str(rendered[0][0])
-            written.encode()  # a half of a surrogate pair is no text
+                written = str(rendered[0][0])
+                written.encode()  # a half of a surrogate pair is no text
         except MemoryError:
             raise
+        except Endless:
+            raise costly_template(f"computes for more than {format_duration(_LONGEST_S)}") from None
+        except TooLarge:
+            raise costly_template(f"needs more than {format_bytes(_MOST_BYTES)} of memory") from None
         except Exception as error:  # a program from outside: it may raise anything
             raise Defect(f"{NOT_RENDERED}: {str(error)[:100]}") from None
+        if len(written) > _MOST_ADDED + _MOST_TIMES * sum(len(turn.content) for turn in turns):
+            raise Defect(TOO_LONG)
         return written
 
 

@@ -27,6 +27,7 @@ from worker.training.tasks.causal.chat import (
     NOT_A_BEGINNING,
     NOT_RENDERED,
     NOT_SAID,
+    TOO_LONG,
     ChatFormat,
     Rendered,
     Span,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 NOTHING_LEARNED = "no reply within data.max_tokens"
 ACROSS = "a token across the beginning of a reply"
 OTHER_PROMPT = "a reply behind other tokens than its prompt has when the model is asked"
-_OF_TEMPLATE = (NO_TEMPLATE, NOT_A_BEGINNING, NO_END, NOT_SAID, NOT_RENDERED, LEFT_OUT, ACROSS)
+_OF_TEMPLATE = (NO_TEMPLATE, NOT_A_BEGINNING, NO_END, NOT_SAID, NOT_RENDERED, LEFT_OUT, TOO_LONG, ACROSS)
 """Defects whose cause is the tokenizer, where the first rows have them."""
 _PROMPT_ENDS = 256
 """Ends of prompts whose tokens are remembered: most templates have one."""
