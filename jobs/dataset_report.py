@@ -64,8 +64,10 @@ class ClassSummary(Frozen):
     validation_only: list[str]
     """Labels of held-out rows that no training row has; the first twenty."""
     labels_alike: tuple[tuple[str, ...], ...] = ()
-    """Labels that differ in case, blanks, invisible characters or the writing of a number alone, in groups; the first
-    twenty."""
+    """Labels that differ in case, blanks, invisible characters or the writing of a number or truth value alone, in
+    groups; the first twenty."""
+    labels_noticed: tuple[str, ...] = ()
+    """What else is odd about labels, and how they are read, a sentence each."""
     contradictory_texts: int
     """Texts that occur more than once, with different labels."""
     contradictory_example: ContradictoryText | None

@@ -100,8 +100,8 @@ class DataPreview(Frozen):
     labels_in_all: int = 0
     """How many classes there are, among the rows that *check* looked at, or as the job or the model names them."""
     labels_alike: tuple[tuple[str, ...], ...] = ()
-    """Labels that differ in case, blanks, invisible characters or the writing of a number alone, in groups; the first
-    twenty."""
+    """Labels that differ in case, blanks, invisible characters or the writing of a number or truth value alone, in
+    groups; the first twenty."""
     labels_noticed: tuple[str, ...] = ()
     """What else is odd about labels, and how they are read, a sentence each."""
     new_tensors: tuple[str, ...] = ()

@@ -291,6 +291,7 @@ def _prepared(data: PreparedSummary, rows_per_epoch: int | None, *, trains: bool
         if labels.labels_alike:
             shown = "; ".join(" and ".join(map(repr, group)) for group in labels.labels_alike[:_LABELS])
             parts.append(f"labels that look alike: {shown}")
+        parts += labels.labels_noticed
         if labels.contradictory_texts:
             parts.append(f"{labels.contradictory_texts:,} texts with different labels")
     many = _MANY * data.kept

@@ -150,6 +150,7 @@ def test_labels_and_what_is_new_of_a_classifier_are_named() -> None:
             "labels": labels,
             "labels_in_all": 77,
             "labels_alike": (("Refund", "re\u200bfund"),),
+            "labels_noticed": ("1.0 is read as 1",),
             "new_tensors": ("classifier.bias", "classifier.weight"),
         }
     )
@@ -159,6 +160,7 @@ def test_labels_and_what_is_new_of_a_classifier_are_named() -> None:
     assert lines[1:] == [
         "labels 77: label 0 (9 rows), label 1 (8 rows), label 2 (7 rows), label 3 (6 rows), label 4 (5 rows), …",
         r"look alike, and are learned apart: 'Refund', 're\u200bfund'",
+        "1.0 is read as 1",
         "new begin at random, for the model has none: classifier.bias, classifier.weight",
     ]
 

@@ -106,11 +106,15 @@ def test_texts_that_the_tokenizer_does_not_know_in_full_are_said_where_they_are_
 def test_what_is_odd_about_labels_is_said() -> None:
     labels = ClassSummary(
         classes={"a": 5, "b": 3}, largest_share=0.6, without_label=0, validation_only=["x", "y"],
-        labels_alike=(("Refund", "re\u200bfund"),), contradictory_texts=2, contradictory_example=None,
+        labels_alike=(("Refund", "re\u200bfund"),), labels_noticed=("1.0 is read as 1",),
+        contradictory_texts=2, contradictory_example=None,
     )  # fmt: skip
     assert worded(prepared(4, train_rows=100, labels=labels)) == (
         "prepared: 100 training rows, labels that only validation rows have: x, y, "
-        r"labels that look alike: 'Refund' and 're\u200bfund', 2 texts with different labels, 4 steps to train"
+        r"labels that look alike: 'Refund' and 're\u200bfund', 1.0 is read as 1, "
+        "2 texts with different labels, 4 steps to train"
     )
-    usual = labels.model_copy(update={"validation_only": [], "labels_alike": (), "contradictory_texts": 0})
+    usual = labels.model_copy(
+        update={"validation_only": [], "labels_alike": (), "labels_noticed": (), "contradictory_texts": 0}
+    )
     assert worded(prepared(4, train_rows=100, labels=usual)) == "prepared: 100 training rows, 4 steps to train"

@@ -70,7 +70,8 @@ class ReadSource:
     @property
     def input(self) -> str | None:
         """Template of the input, as resolved."""
-        return self.templates[0] and self.templates[0].source
+        input, _ = self.templates
+        return None if input is None else input.source
 
     def again(self, spec: JobSpec, task: Task) -> ReadSource:
         """Read by a task that knows its labels. Raises as `inspect_rows`."""
@@ -178,7 +179,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
             labels=task.labels[:LABELS_SHOWN],
             labels_in_all=len(task.labels),
             labels_alike=labels_alike([label.name for label in task.labels]),
-            labels_noticed=noticed_of_labels(looked_at),
+            labels_noticed=noticed_of_labels(task, looked_at),
             new_tensors=model.new,
         )
     )
@@ -241,15 +242,12 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     return CheckResult(plan=summary)
 
 
-def noticed_of_labels(read: list[ReadSource]) -> tuple[str, ...]:
+def noticed_of_labels(task: Task, read: list[ReadSource]) -> tuple[str, ...]:
     """What people should know of how labels are read, a sentence each."""
-    found = []
     if without := sum(each.rows.invalid.get(NO_LABEL, 0) for each in read):
-        found.append(
-            f"{UNLABELLED} is taken for no label, and {without:,} rows that have it are left out; to learn it, name all "
-            "labels in task.labels"
-        )
-    return tuple(found)
+        left_out = f"{UNLABELLED} is taken for no label, and {without:,} rows that have it are left out"
+        return (f"{left_out}; to learn it, name all labels in task.labels", *task.labels_noticed)
+    return task.labels_noticed
 
 
 def check_metrics(spec: JobSpec, task: str) -> None:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
-from worker.training.rows.row import LABEL_TWICE, NO_LABEL, Defect
+from worker.training.rows.row import LABEL_TWICE, NO_LABEL, NOT_ONE, Defect
 from worker.training.rows.text import Joined, Template, list_in, plain_text, template
 
 UNLABELLED = "-1"
 """How public data sets write that a row has no label, where their classes are numbered."""
-_NUMBER = re.compile("0|[1-9][0-9]*")
+SEPARATORS = "#;|,"
+"""What divides the labels of a row in a text. Doccano writes `#`."""
+_MOST = 0.75
+_WHOLE = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.0+)?")
+_ITEM = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|-?[0-9]+(?:\.[0-9]+)?""", re.DOTALL)
+_LIST = re.compile(rf"\[\s*(?:(?:{_ITEM.pattern})(?:\s*,\s*|\s+))*(?:{_ITEM.pattern})?\s*\]", re.DOTALL)
 _LONGEST = 512
 _GROUPS = 20
 NOT_NAMED = "a label that task.labels does not name"
-NOT_ONE = "a list that is not one label"
 TOO_LONG = f"a label of more than {_LONGEST} characters"
 
 
@@ -27,19 +34,32 @@ class KnownLabels:
     """What a label in a row stands for, among those of a classifier."""
 
     names: frozenset[str]
+    several: bool = False
+    """A text may hold several labels, divided by one of SEPARATORS."""
 
     @classmethod
-    def of(cls, names: Iterable[str]) -> KnownLabels:
+    def of(cls, names: Iterable[str], *, several: bool) -> KnownLabels:
         """These."""
-        return cls(frozenset(names))
+        return cls(frozenset(names), several)
 
     def read(self, label: str) -> list[str]:
         """The known labels that it stands for. Raises Defect where it stands for none."""
         if label in self.names:
             return [label]
-        if label == UNLABELLED and are_numbered(self.names):
+        number = whole_number(label)
+        if number is not None and number in self._by_number:
+            return [self._by_number[number]]
+        if number == UNLABELLED and are_numbered(self.names):
             raise Defect(NO_LABEL)
+        for separator in SEPARATORS if self.several else "":
+            parts = divided(label, separator)
+            if len(parts) > 1 and all(part in self.names or whole_number(part) in self._by_number for part in parts):
+                return [name for part in parts for name in self.read(part)]
         raise Defect(NOT_NAMED)
+
+    @cached_property
+    def _by_number(self) -> Mapping[str | None, str]:
+        return {number: name for name in self.names if (number := whole_number(name)) is not None}
 
 
 @dataclass(frozen=True)
@@ -70,8 +90,9 @@ class LabelTemplate(Template):
 
     def _labels(self, row: Mapping[str, Any]) -> list[str]:
         value = self.whole_value(row)
-        if self.several and isinstance(value, str):
-            value = [] if value.strip() in ("", "[]") else list_in(value) or value
+        if isinstance(value, str) and not (self.known and value in self.known.names):
+            items = [] if self.several and not value.strip() else _list_of_labels(value)
+            value = value if items is None else items
         if not isinstance(value, list):
             return [super().fill(row).strip()]
         name = self.placeholders[0].name
@@ -89,13 +110,53 @@ def labels_in(text: str, *, several: bool) -> list[str]:
     return labels
 
 
-def are_numbered(labels: Collection[str]) -> bool:
+def _list_of_labels(text: str) -> list[str] | None:
+    """The labels of a list as JSON, Python or NumPy writes it; None: it is none."""
+    text = text.strip()
+    if (found := list_in(text)) is not None or not _LIST.fullmatch(text):
+        return found
+    return [str(ast.literal_eval(item)) if item[0] in "'\"" else item for item in _ITEM.findall(text)]
+
+
+def whole_number(label: str) -> str | None:
+    """The whole number that it is, also where pandas has made `1.0` of 1; None: it is none."""
+    found = _WHOLE.fullmatch(label)
+    return found and found[1]
+
+
+def are_numbered(labels: Iterable[str]) -> bool:
     """Whether they are whole numbers from 0 on, as most public data sets number their classes."""
-    return "0" in labels and all(_NUMBER.fullmatch(label) for label in labels)
+    numbers = {whole_number(label) for label in labels}
+    return "0" in numbers and all(number is not None and number[0] != "-" for number in numbers)
+
+
+def divided(label: str, separator: str) -> list[str]:
+    """The labels in a text, empty ones left out."""
+    return [part for each in label.split(separator) if (part := each.strip())]
+
+
+def separator_of(found: Mapping[str, int]) -> str | None:
+    """What divides the labels of rows (`found`: how many rows have each text) where a text holds several; else None.
+
+    Most of what it divides occurs alone as well, or beside different others, and fewer labels are left.
+    """
+    for separator in SEPARATORS:
+        parts = {label: divided(label, separator) for label in found if separator in label}
+        several = {label: each for label, each in parts.items() if len(each) > 1}
+        if separator == "," and all(len(each) == 2 and "".join(each).isdecimal() for each in several.values()):
+            continue  # a decimal comma
+        beside = Counter(part for each in several.values() for part in set(each))
+        known = {part for part, often in beside.items() if part in found or often > 1}
+        shares = [(found[label], part in known) for label, each in several.items() for part in each]
+        total, of_known = sum(rows for rows, _ in shares), sum(rows for rows, is_known in shares if is_known)
+        if several and of_known >= _MOST * total and len(beside.keys() | found.keys() - several.keys()) < len(found):
+            return separator
+    return None
 
 
 def labels_alike(labels: Collection[str]) -> tuple[tuple[str, ...], ...]:
-    """Labels that differ in case, blanks, invisible characters or the writing of a number alone; twenty groups at most.
+    """Labels that differ in case, blanks, invisible characters or the writing of a number or truth value alone; twenty
+    groups at most.
 
     People take them for one, a classifier learns them apart.
     """
@@ -105,10 +166,13 @@ def labels_alike(labels: Collection[str]) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(group) for group in groups.values() if len(group) > 1)[:_GROUPS]
 
 
+_TRUTH = {"false": "0", "true": "1"}
+
+
 def _looks(label: str) -> object:
     visible = "".join(each for each in unicodedata.normalize("NFKC", label) if unicodedata.category(each) != "Cf")
     text = " ".join(visible.casefold().split())
     try:
-        return float(text)
+        return float(_TRUTH.get(text, text))
     except ValueError:
         return text

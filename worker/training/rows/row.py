@@ -21,9 +21,11 @@ NO_LABEL = "the label -1, which stands for none"
 LEFT_OUT = frozenset({NO_LABEL})
 """Why rows are left out in which nothing is wrong: they do not count towards `data.max_invalid_fraction`."""
 LABEL_TWICE = "the same label twice in a list"
+NOT_ONE = "a list that is not one label"
 NOT_A_CHAT = "not a chat"
 REPAIRS = dict.fromkeys((STRAY_QUOTE, DOUBTFUL_QUOTES), QUOTING) | {
     LABEL_TWICE: "write each label of a row once, by its name; a vector of 0 and 1 is no list of labels",
+    NOT_ONE: "to learn several labels a row, add --set task.multi_label=true",
     NOT_A_CHAT: "write each chat as a list of turns with role and content (or from and value), or as the JSON text of "
     "one; give a column of plain texts another name, such as text",
 }

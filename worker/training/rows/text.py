@@ -209,7 +209,10 @@ class RowReader:
 
     def __init__(self, input: Template | None, target: Template, rewrite: Rewriter | None) -> None:
         self._input, self._target = input, target
-        self._columns = {one.name for template in (input, target) if template for one in template.placeholders}
+        self._columns = {
+            one.name for each in (input, target) if each and not each.verbatim for one in each.placeholders
+        }
+        """Of texts. A label that is a JSON array is read as one."""
         self._rewrite = rewrite
         self.normalized: Counter[str] = Counter()
         self.noticed: Counter[str] = Counter()

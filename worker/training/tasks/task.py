@@ -193,6 +193,10 @@ class Task(RowTask, Protocol):
     def labels(self) -> tuple[LabelPlan, ...]:
         """Those that are known, in the order of their numbers; of a task without labels none."""
 
+    @property
+    def labels_noticed(self) -> tuple[str, ...]:
+        """What people should know of how labels are read, a sentence each."""
+
     def counted(self, rows: Rows) -> tuple[LabelPlan, ...]:
         """The same, with how many of these rows have each."""
 

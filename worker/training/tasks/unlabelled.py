@@ -27,6 +27,7 @@ class Unlabelled:
     unit: ClassVar[str] = "target token"
     has_labels: ClassVar[bool] = False
     labels: ClassVar[tuple[LabelPlan, ...]] = ()
+    labels_noticed: ClassVar[tuple[str, ...]] = ()
     metrics: ClassVar[tuple[EvaluationMetric, ...]] = metrics_of("seq2seq")
 
     def target_template(self, text: str) -> Template:

@@ -102,10 +102,112 @@ def test_a_job_that_an_earlier_version_prepared_keeps_its_labels(
     write(workplace, [-1, 0, 1, 2])
     run = job(workplace)
     with monkeypatch.context() as earlier:
-        earlier.setattr(labels_module, "classes_of", set)
+        earlier.setattr(labels_module, "classes_of", lambda found, several: set(found))
         workplace.prepare(run)
     before = run.plan().data
     assert [label.name for label in before.labels] == ["-1", "0", "1", "2"]
     monkeypatch.setattr(RunDir, "plan_is_final", lambda run: True)  # an attempt has trained with it
     workplace.prepare_only(run)
     assert run.plan().data == before
+
+
+def test_labels_that_are_equal_as_numbers_are_one_and_it_is_said(workplace: Workplace) -> None:
+    (workplace.data / "whole.csv").write_text("text,label\n" + "".join(f"row {n},{n % 3}\n" for n in range(12)))
+    gap = "".join(f"text {n},{['0.0', '', '2.0'][n % 3]}\n" for n in range(12))  # as pandas writes a column with gaps
+    (workplace.data / "gap.csv").write_text("text,label\n" + gap)
+    run = job(workplace, train=["whole.csv", "gap.csv"], data={"max_invalid_fraction": 0.5})
+    workplace.check(run)
+    assert checked(run) == {"0": 8, "1": 4, "2": 8} and run.preview().labels_alike == ()
+    said = ("0.0 is read as 0: they are the same number", "2.0 is read as 2: they are the same number")
+    assert run.preview().labels_noticed == said
+    assert workplace.prepare_only(run)["data"]["labels"]["labels_noticed"] == list(said)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        ([1.0, 2.0], ["1.0", "2.0"]),  # all are written so
+        (["01", "1"], ["01", "1"]),  # a code is no number
+        (["3.1", "3.10"], ["3.1", "3.10"]),  # nor is a version
+        ([1, "1.00", 2], ["1", "2"]),
+        ([-1.0, 0.0, 1.0, 2.0], ["0.0", "1.0", "2.0"]),
+    ],
+)
+def test_other_numbers_stay_as_they_are_written(labels: list[Any], classes: list[str], workplace: Workplace) -> None:
+    write(workplace, labels)
+    run = job(workplace)
+    workplace.check(run)
+    assert list(checked(run)) == classes
+
+
+def test_a_named_label_is_meant_by_every_number_that_equals_it(workplace: Workplace) -> None:
+    write(workplace, [0.0, 1.0, -1.0])
+    run = job(workplace, labels=["0", "1"])
+    assert workplace.check(run)["plan"]["invalid_rows"] == {NO_LABEL: 6} and checked(run) == {"0": 6, "1": 6}
+
+
+@pytest.mark.parametrize(
+    ("texts", "separator"),
+    [
+        (["a", "b", "a#b", "c#a"], "#"),
+        (["a; b", "b; c", "a; c", "a;b;c"], ";"),
+        (["a", "b", "c", "b|c", ""], "|"),
+        (["1", "2", "1,2,3", "3"], ","),
+    ],
+)
+def test_several_labels_in_a_text_are_noticed_and_with_multi_label_read(
+    texts: list[str], separator: str, workplace: Workplace
+) -> None:
+    write(workplace, [text for text in texts if text])
+    one = job(workplace)
+    workplace.check(one)
+    [noticed] = one.preview().labels_noticed
+    assert f"several in one, divided by {separator} (" in noticed
+    write(workplace, texts)
+    several = job(workplace, **{key.removeprefix("task."): value for key, value in pasted(noticed)[0].items()})
+    workplace.check(several)
+    parts = [part.strip() for text in texts for part in text.split(separator) if part]
+    assert checked(several) == {part: 6 * parts.count(part) for part in sorted(set(parts))}
+    assert several.preview().labels_noticed[0].startswith(f"texts that {separator} divides are read as several labels:")
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["animal|cat", "animal|dog", "plant|rose"],  # a path
+        ["Portland, OR", "Salem, OR", "Portland, ME"],
+        ["1", "1,5", "2", "2,5", "5"],  # a decimal comma
+        ["C#", "C"],
+        ["red,small", "red,large", "blue,small", "blue,large"],  # as many labels as before
+    ],
+)
+def test_what_looks_divided_and_is_one_label_stays_one(texts: list[str], workplace: Workplace) -> None:
+    write(workplace, texts)
+    run = job(workplace)
+    workplace.check(run)
+    assert (list(checked(run)), run.preview().labels_noticed) == (sorted(texts), ())
+
+
+LISTS = ["['red', 'blue']", "[\"red\", 'o\\'hare']", "['red' 'blue']", "[1, 2]", "[]", '["blue"]']
+
+
+@pytest.mark.parametrize("csv_lists", [False, True])
+def test_lists_as_python_or_numpy_writes_them_are_read_with_multi_label(csv_lists: bool, workplace: Workplace) -> None:
+    quoted = ['"' + text.replace('"', '""') + '"' for text in LISTS]
+    rows = [f"text {n},{quoted[n % len(quoted)]}\n" for n in range(24)]
+    (workplace.data / "lists.csv").write_text("text,labels\n" + "".join(rows))
+    with pytest.raises(BadData, match="a list that is not one label: 20") as caught:
+        workplace.check(job(workplace, train="lists.csv", data={"csv_lists": csv_lists}))
+    [change] = pasted(str(caught.value.hint))
+    options = {key.removeprefix("task."): value for key, value in change.items()}
+    run = job(workplace, train="lists.csv", data={"csv_lists": csv_lists}, **options)
+    workplace.check(run)
+    assert checked(run) == {"1": 4, "2": 4, "blue": 12, "o'hare": 4, "red": 12}
+    assert run.preview().labels_noticed == ()
+
+
+def test_text_in_brackets_that_is_no_list_is_one_label(workplace: Workplace) -> None:
+    write(workplace, ["[other]", "['a' b]", "[" + "[" * 300 + "]", "['a'"])
+    run = job(workplace, multi_label=True)
+    workplace.check(run)
+    assert len(checked(run)) == 4

@@ -291,14 +291,14 @@ def test_a_vector_of_0_and_1_is_no_list_of_labels(labels: list[Any], place: Work
 
 
 def test_labels_that_look_alike_and_the_new_head_are_in_the_preview(place: Workplace) -> None:
-    alike = ["Refund", "refund", "re\u200bfund", "R\u00fcckgabe", "Ru\u0308ckgabe", 1, 1.0, "other"]
-    place.rows("rows.jsonl", [row | {"label": alike[n % 8]} for n, row in enumerate(texts(80))])
+    alike = ["Refund", "refund", "re\u200bfund", "R\u00fcckgabe", "Ru\u0308ckgabe", "01", 1, False, 0]
+    place.rows("rows.jsonl", [row | {"label": alike[n % 9]} for n, row in enumerate(texts(81))])
     write_pretrained(place.data / "model", "roberta")
     run = job(place)
     place.check(run)
     preview = DataPreview.model_validate_json((run.path / "preview.json").read_bytes())
-    assert preview.labels_in_all == 8 and sum(label.rows for label in preview.labels) == 80
-    groups = [["1", "1.0"], ["Refund", "refund", "re\u200bfund"], ["Ru\u0308ckgabe", "R\u00fcckgabe"]]
+    assert preview.labels_in_all == 9 and sum(label.rows for label in preview.labels) == 81
+    groups = [["01", "1"], ["0", "false"], ["Refund", "refund", "re\u200bfund"], ["Ru\u0308ckgabe", "R\u00fcckgabe"]]
     assert sorted(map(sorted, preview.labels_alike)) == sorted(map(sorted, groups))
     assert set(preview.new_tensors) == NEW["roberta"]
     assert place.prepare_only(run)["data"]["labels"]["labels_alike"] == [list(group) for group in preview.labels_alike]

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from jobs.errors import BadData, Rejected
 from jobs.spec import MOST_LABELS
-from worker.training.rows.labels import UNLABELLED, KnownLabels, are_numbered
+from worker.training.rows.labels import UNLABELLED, KnownLabels, are_numbered, divided, separator_of, whole_number
 from worker.training.rows.row import NO_LABEL, Defect
 
 _SHOWN = 5
 
 
 def chosen_labels(
-    found: Mapping[str, int], *, named: Sequence[str] | None, known: Sequence[str] | None, least: int
+    found: Mapping[str, int],
+    *,
+    named: Sequence[str] | None,
+    known: Sequence[str] | None,
+    least: int,
+    several: bool = False,
 ) -> list[str]:
     """The labels by number: those that the model knows, else those that the job names, else the `found` ones, sorted.
 
@@ -25,12 +30,13 @@ def chosen_labels(
         if set(known) == {f"LABEL_{number}" for number in range(len(known))}:  # how transformers names what has no name
             numbers = [str(number) for number in range(len(known))]
             known = list(named) if named is not None and len(named) == len(known) else numbers
-        wanted = list(named) if named is not None else ordered(rows_of_labels(found, known))
+        reading = KnownLabels.of(known, several=several)
+        wanted = list(named) if named is not None else ordered(rows_of_labels(found, reading))
         others = [label for label in wanted if label not in set(known)]
         if others or (named is not None and list(named) != list(known)):
             raise _other_labels(wanted, known)
         return list(known)
-    labels = list(named) if named is not None else ordered(classes_of(found))
+    labels = list(named) if named is not None else ordered(classes_of(found, several=several))
     if len(labels) > MOST_LABELS:
         raise BadData(
             f"data.target: the rows have {len(labels):,} different labels, and {MOST_LABELS:,} are the most; "
@@ -49,12 +55,12 @@ def chosen_labels(
     return labels
 
 
-def rows_of_labels(found: Mapping[str, int], known: Iterable[str]) -> Counter[str]:
+def rows_of_labels(found: Mapping[str, int], known: KnownLabels) -> Counter[str]:
     """How many rows have each label, `found` ones read as the known ones that they stand for, or as themselves."""
-    reading, rows = KnownLabels.of(known), Counter[str]()
+    rows = Counter[str]()
     for label, count in found.items():
         try:
-            names = reading.read(label)
+            names = known.read(label)
         except Defect as defect:
             names = [] if str(defect) == NO_LABEL else [label]
         for name in names:
@@ -62,12 +68,38 @@ def rows_of_labels(found: Mapping[str, int], known: Iterable[str]) -> Counter[st
     return rows
 
 
-def classes_of(found: Collection[str]) -> set[str]:
-    """The labels that are classes. Raises BadData (`doubtful_label`)."""
-    others = set(found) - {UNLABELLED}
-    if UNLABELLED not in found or len(others) < 2 or not are_numbered(others):
-        return set(found)
-    if others == {"0", "1"}:
+def how_read(found: Mapping[str, int], chosen: Sequence[str], *, several: bool) -> tuple[str, ...]:
+    """What people should know of how the labels of rows are read as the chosen ones, a sentence each."""
+    by_number = {number: name for name in chosen if (number := whole_number(name)) is not None}
+    equal = [(label, name) for label in found if (name := by_number.get(whole_number(label) or "", label)) != label]
+    said = [f"{label} is read as {name}: they are the same number" for label, name in sorted(equal)[:_SHOWN]]
+    if (separator := separator_of(found)) is not None:
+        parts = _listed(sorted({part for label in found for part in divided(label, separator)}))
+        if several:
+            said.append(f"texts that {separator} divides are read as several labels: {parts}")
+        else:
+            looks = f"labels look like several in one, divided by {separator} ({parts})"
+            said.append(f"{looks}; to learn each, add --set task.multi_label=true")
+    return tuple(said)
+
+
+def classes_of(found: Mapping[str, int], *, several: bool) -> set[str]:
+    """The labels that are classes: of `several` in a text each, of equal numbers one, and without -1 for none.
+
+    Raises BadData (`doubtful_label`).
+    """
+    separator = separator_of(found) if several else None
+    texts = found.keys() if separator is None else {part for label in found for part in divided(label, separator)}
+    numbers: dict[str, str] = {}  # the shortest of each: 1 rather than 1.0
+    for label in sorted(texts, key=len, reverse=True):
+        numbers[whole_number(label) or label] = label
+    unlabelled = numbers.pop(UNLABELLED, None)
+    others = set(numbers.values())
+    if unlabelled is None:
+        return others
+    if len(others) < 2 or not are_numbered(others):
+        return others | {unlabelled}
+    if numbers.keys() == {"0", "1"}:
         raise BadData(
             "data.target: the labels are -1, 0 and 1, and -1 may be a class of its own or mean that a row has no label",
             code="doubtful_label",

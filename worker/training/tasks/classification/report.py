@@ -28,6 +28,7 @@ class ClassReport:
 
     labels: Sequence[str]
     tokenizer: TokenizerState
+    noticed: tuple[str, ...] = ()
 
     def __call__(
         self, numbers: Mapping[str, Side], split_keys: UInt64, parts: Mapping[str, Int64], most: int
@@ -51,6 +52,7 @@ class ClassReport:
                 label for label in self.labels if of_part["validation"][label] and not of_part["train"][label]
             ][:IN_SUMMARY],
             labels_alike=labels_alike(self.labels),
+            labels_noticed=self.noticed,
             contradictory_texts=len(contradictory),
             contradictory_example=example,
         )

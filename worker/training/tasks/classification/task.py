@@ -27,7 +27,7 @@ from worker.training.steps.shape import Lengths, MicroBatchShape
 from worker.training.tasks.asked import asked_input
 from worker.training.tasks.classification import builtin, layout, metrics
 from worker.training.tasks.classification.flops import ClassFlops
-from worker.training.tasks.classification.labels import chosen_labels, rows_of_labels
+from worker.training.tasks.classification.labels import chosen_labels, how_read, rows_of_labels
 from worker.training.tasks.classification.limits import ClassLimit
 from worker.training.tasks.classification.loss import ClassLoss, balanced
 from worker.training.tasks.classification.report import ClassReport
@@ -67,6 +67,7 @@ class Classification:
     """Of the labels, in the loss."""
     positions: int = 0
     """Tokens of a text at most, as the job says."""
+    labels_noticed: tuple[str, ...] = ()
     name: ClassVar[str] = "classification"
     targets_apart: ClassVar[bool] = False
     limit_keys: ClassVar[tuple[str, ...]] = ("data.max_input_tokens",)
@@ -116,7 +117,7 @@ class Classification:
 
     def target_template(self, text: str) -> LabelTemplate:
         names = self.label_names or self.named
-        known = None if names is None else KnownLabels.of(names)
+        known = None if names is None else KnownLabels.of(names, several=self.several)
         return LabelTemplate.of(text, "data.target", several=self.several, known=known)
 
     def row_format(self, columns: Collection[str]) -> str | None:
@@ -128,16 +129,18 @@ class Classification:
         return labels_in(texts.target, several=self.several)
 
     def label_report(self, tokenizer: TokenizerState) -> LabelReport:
-        return ClassReport(self.label_names, tokenizer)
+        return ClassReport(self.label_names, tokenizer, self.labels_noticed)
 
     def labelled(self, found: Mapping[str, int], config: Config, *, complete: bool) -> Classification:
         """Raises Rejected (`other_labels`), BadData (`doubtful_label`, `too_few_labels`, `too_many_labels`)."""
         if self.labels:
             return self
         known = layout.labels_of(config) if layout.is_classifier(config) else None
-        chosen = chosen_labels(found, named=self.named, known=known, least=1 if self.several or not complete else 2)
-        rows = rows_of_labels(found, chosen)
-        return replace(self, labels=tuple(LabelPlan(name=label, rows=rows[label]) for label in chosen))
+        least = 1 if self.several or not complete else 2
+        chosen = chosen_labels(found, named=self.named, known=known, least=least, several=self.several)
+        rows = rows_of_labels(found, KnownLabels.of(chosen, several=self.several))
+        labels = tuple(LabelPlan(name=label, rows=rows[label]) for label in chosen)
+        return replace(self, labels=labels, labels_noticed=how_read(found, chosen, several=self.several))
 
     def counted(self, rows: Rows) -> tuple[LabelPlan, ...]:
         counts = rows.occurrences("target", len(self.labels)).tolist()
