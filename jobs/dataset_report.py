@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic.json_schema import SkipJsonSchema
 
+from jobs.companions import LEFT_OUT
 from jobs.frozen import Frozen, left_out
 
 
@@ -82,7 +83,7 @@ class DatasetSummary(Frozen):
     kept: int
     """Those that are used."""
     rejected: dict[str, int]
-    """Rejected rows, by reason."""
+    """Rejected rows, by reason; `left out: …` where the row itself says that it is not to be learned."""
     duplicates: int
     """Rows equal to an earlier one: rejected, too."""
     train_rows: int
@@ -123,6 +124,11 @@ class DatasetSummary(Frozen):
     """In tokens."""
     labels: ClassSummary | SkipJsonSchema[None] = left_out()
     """Task `classification`: what labels the rows have; left out for other tasks."""
+
+    @property
+    def left_out(self) -> int:
+        """Rows that themselves say that they are not to be learned, among the rejected ones."""
+        return sum(rows for reason, rows in self.rejected.items() if reason.startswith(LEFT_OUT))
 
 
 class PreparedSummary(DatasetSummary):

@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic.json_schema import SkipJsonSchema
 
+from jobs.companions import NO_COMPANIONS, CompanionColumns
 from jobs.errors import Rejected
 from jobs.frozen import Frozen, left_out
 from jobs.gpus import REFERENCE, GpuFacts, short_name
@@ -67,6 +68,8 @@ class SourcePlan(Frozen):
     """Template, as resolved."""
     read_as: str | None = None
     """What its rows were recognized as by their columns; null: the job names its templates."""
+    companions: CompanionColumns = NO_COMPANIONS
+    """Columns beside input and target that its rows are read by."""
     weight: float = 1.0
     """How often each row occurs in an epoch."""
     rows: int = 0
@@ -99,10 +102,14 @@ class DataPlan(Frozen):
     """Their template, as resolved. Null: they have none."""
     validation_target: str | None = None
     """Likewise. Null: they have no file of their own, or it is read like the training rows."""
+    validation_companions: CompanionColumns = NO_COMPANIONS
+    """Columns beside these that validation rows of their own are read by."""
     input: str | None
     """Template, as resolved; of several sources the first one's. Null: there is a target alone."""
     target: str
     """Template, as resolved; as the input's."""
+    companions: CompanionColumns = NO_COMPANIONS
+    """Columns beside input and target that rows are read by; of several sources the first one's."""
     sources: tuple[SourcePlan, ...] = ()
     """Where `data.train` names several: all of them; else empty."""
     prepared: str | None = None
@@ -127,7 +134,7 @@ class DataPlan(Frozen):
         [name, *_] = spec.data.sources
         alone = SourcePlan(
             name=name.source, place=self.train, revision=self.train_revision, input=self.input, target=self.target,
-            rows=self.rows,
+            companions=self.companions, rows=self.rows,
         )  # fmt: skip
         return self.sources or (alone,)
 
@@ -372,7 +379,7 @@ class CheckSummary(Frozen):
     rows_estimated: int
     """Usable training rows, by those."""
     invalid_rows: dict[str, int]
-    """Unusable rows among those looked at, by reason."""
+    """Rows among those looked at that are not used, by reason."""
     duplicates: int
     """Rows equal to an earlier one among those looked at."""
     input: str | None

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
+from jobs.companions import NO_COMPANIONS, CompanionColumns, UnreadColumn
 from jobs.frozen import Frozen
 from jobs.labels import LabelPlan
 
@@ -69,6 +72,12 @@ class SourcePreview(Frozen):
     rows_with_tools: int = 0
     """Usable rows among those that *check* looked at with a column `tools` beside their chat. It is not used: the chat
     template gets no tools."""
+    companions: CompanionColumns = NO_COMPANIONS
+    """Columns beside input and target that the rows are read by."""
+    left_out: dict[str, int] = Field(default_factory=dict)
+    """Rows among those that *check* looked at that these columns leave out, by reason."""
+    unread: tuple[UnreadColumn, ...] = ()
+    """Columns that nobody reads, whose values in the first rows look as if they meant something."""
 
     @property
     def tokenized(self) -> bool:

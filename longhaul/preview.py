@@ -29,6 +29,12 @@ def print_preview(preview: DataPreview, console: Console) -> None:
         if source.rows_with_tools:
             unused = f"the column tools of {source.rows_with_tools:,} rows is not used: the chat template gets no tools"
             grid.add_row("", "", Text(unused, style="yellow"))
+        if source.companions.text:
+            grid.add_row("", "", Text(one_line(source.companions.text)))
+        for reason, count in source.left_out.items():
+            grid.add_row("", "", Text(one_line(f"{reason}: {count:,} of the first rows"), style="yellow"))
+        for column in source.unread:
+            grid.add_row("", "", Text(one_line(column.text), style="yellow"))
         if not source.tokenized:
             grid.add_row("", "", Text(UNTOKENIZED, style="dim"))
         for row in source.rows:

@@ -278,8 +278,10 @@ def _prepared(data: PreparedSummary, rows_per_epoch: int | None, *, trains: bool
         differs = isinstance(asked, float) and not 0.5 <= share / asked <= 1.5
         note = f" ({share:.1%} instead of {asked:.1%})" if differs else ""
         parts.append(f"{data.validation_rows:,} validation rows{note}")
-    if rejected := sum(data.rejected.values()):
+    if rejected := sum(data.rejected.values()) - data.left_out:
         parts.append(f"{rejected:,} rejected")
+    if data.left_out:
+        parts.append(f"{data.left_out:,} left out by their verdict, weight or split")
     if data.duplicates:
         parts.append(f"{data.duplicates:,} duplicates left out")
     if cut := data.truncated_inputs + data.truncated_targets:

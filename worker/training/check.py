@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jobs.attempt import CheckResult
+from jobs.companions import LEFT_OUT, NO_COMPANIONS, CompanionColumns, UnreadColumn
 from jobs.disk.rundir import RunDir
 from jobs.errors import BadData, DoesNotFit, Rejected
 from jobs.plan import CheckSummary, DataPlan, ModelPlan, SourcePlan, make_plan, resolve_dtype
 from jobs.preview import LABELS_SHOWN, DataPreview, SourcePreview
-from jobs.spec import JobSpec
+from jobs.spec import DataSpec, JobSpec
 from worker.training.dataset.conversion import check_converted
-from worker.training.dataset.inspection import ROWS, FirstRows, Inspected, inspect_rows, unrecognized
+from worker.training.dataset.inspection import ROWS, FirstRows, Inspected, inspect_rows, survey, unrecognized
 from worker.training.dataset.preview import preview_rows
 from worker.training.dataset.split import auto_fraction, split
 from worker.training.journal import Journal
@@ -30,6 +30,7 @@ from worker.training.models import hub
 from worker.training.models.model_files import find_folder, names_folder, readable_config, validate_folder
 from worker.training.planning.stages import plan_stage
 from worker.training.planning.time_plan import RowLengths, with_time
+from worker.training.rows.companions import companions_of, unread_columns
 from worker.training.rows.csv_rows import CsvFormat
 from worker.training.rows.labels import UNLABELLED, labels_alike
 from worker.training.rows.origin import Head, find_head
@@ -66,6 +67,7 @@ class ReadSource:
     rows: Inspected
     read_as: str | None = None
     """What its rows were recognized as; None: the job names its templates."""
+    unread: tuple[UnreadColumn, ...] = ()
 
     @property
     def input(self) -> str | None:
@@ -75,14 +77,16 @@ class ReadSource:
 
     def again(self, spec: JobSpec, task: Task) -> ReadSource:
         """Read by a task that knows its labels. Raises as `inspect_rows`."""
-        templates = self.templates[0], task.target_template(self.templates[1].source)
+        target = self.templates[1]
+        templates = self.templates[0], task.target_template(target.source, target.companions)
         return replace(self, templates=templates, rows=inspect_rows(self.head, spec.data, templates, task))
 
     def planned(self, weight: float) -> SourcePlan:
         """As in the plan, with the rows of an epoch as they are estimated."""
         return SourcePlan(
             name=self.head.name, place=self.head.place, revision=self.head.revision, input=self.input,
-            target=self.templates[1].source, read_as=self.read_as, weight=weight, rows=self.rows.estimated,
+            target=self.templates[1].source, companions=self.templates[1].companions, read_as=self.read_as,
+            weight=weight, rows=self.rows.estimated,
         )  # fmt: skip
 
 
@@ -93,11 +97,13 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     """
     spec = run.spec()
     before = find_source_job(run, spec)
-    began = [each.revision for each in before.plan.data.sources_of(before.spec)] if before else repeat(None)
     names = [(param, name) for param, name in spec.data.names.items() if param != "data.validation"]
+    began = before.plan.data.sources_of(before.spec) if before else []
+    earlier = {param: each for (param, _), each in zip(names, began, strict=False)}
     mistakes = Mistakes()
     train: list[Head] = []
-    for (param, name), commit in zip(names, began, strict=False):
+    for param, name in names:
+        commit = earlier[param].revision if param in earlier else None
         with mistakes.kept_back():
             train.append(find_head(name, param, spec.data.format, settings, commit))
     own = spec.data.validation_name
@@ -125,19 +131,21 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     for head in train:
         if (columns := columns_by_source.get(head.param)) is None:
             continue
+        known = earlier[head.param].companions if head.param in earlier else None
         with mistakes.kept_back():
             try:
-                templates = task.templates(spec.data.input, spec.data.target, columns, head.name, everywhere)
+                templates, beside = read_by(head, columns, everywhere, spec.data, task, known)
             except BadData:
                 unread.append(unrecognized(head, columns, spec.data))
                 raise
             read_as = None if spec.data.target else task.row_format(columns)
-            found.append(ReadSource(head, templates, inspect_rows(head, spec.data, templates, task), read_as))
+            found.append(ReadSource(head, templates, inspect_rows(head, spec.data, templates, task), read_as, beside))
     journal.progress(0.4)
     validating: ReadSource | None = None
     if validation and (columns := columns_by_source.get(validation.param)) is not None:
         with mistakes.kept_back():
-            templates = task.templates(spec.data.input, spec.data.target, columns, validation.name, everywhere)
+            known = before.plan.data.validation_companions if before else None
+            templates, _ = read_by(validation, columns, everywhere, spec.data, task, known)
             validating = ReadSource(validation, templates, inspect_rows(validation, spec.data, templates, task))
     if unread:  # people look at the rows, and name the columns
         run.write_preview(DataPreview(sources=[], unrecognized=tuple(unread)))
@@ -168,7 +176,9 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     for source, each in zip(sources, found, strict=True):
         if tokenizer is not None:
             check_converted(tokenizer, each.rows.first)
-        described = source.model_dump(include={"name", "weight", "read_as", "input", "target"})
+        described = source.model_dump(include={"name", "weight", "read_as", "input", "target", "companions"})
+        described["unread"] = each.unread
+        described["left_out"] = {why: count for why, count in each.rows.invalid.items() if why.startswith(LEFT_OUT)}
         shown = preview_rows(each.rows.shown, each.templates, spec.data, task, tokenizer, embeddings)
         with_tools = each.rows.noticed[UNUSED_TOOLS]
         previews.append(SourcePreview(**described, rows=shown.rows, rows_with_tools=with_tools))
@@ -191,8 +201,10 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         validation_revision=validation.revision if validation else None,
         validation_input=validating and validating.input,
         validation_target=validating and validating.templates[1].source,
+        validation_companions=validating.templates[1].companions if validating else NO_COMPANIONS,
         input=sources[0].input,
         target=sources[0].target,
+        companions=sources[0].companions,
         sources=() if isinstance(spec.data.train, str) else tuple(sources),
         rows=sum(each.rows_per_epoch for each in sources),
         validation_fraction=fraction,
@@ -248,6 +260,30 @@ def noticed_of_labels(task: Task, read: list[ReadSource]) -> tuple[str, ...]:
         left_out = f"{UNLABELLED} is taken for no label, and {without:,} rows that have it are left out"
         return (f"{left_out}; to learn it, name all labels in task.labels", *task.labels_noticed)
     return task.labels_noticed
+
+
+def read_by(
+    head: Head,
+    columns: set[str],
+    everywhere: set[str],
+    data: DataSpec,
+    task: Task,
+    before: CompanionColumns | None,
+) -> tuple[Templates, tuple[UnreadColumn, ...]]:
+    """What the rows of a source are read by; and its columns that nobody reads, though they seem to mean something.
+
+    `before`: the companions by which the job that is resumed from reads the same rows.
+
+    Raises BadData and Rejected as `Task.templates`.
+    """
+    input, target = task.templates(data.input, data.target, columns, head.name, everywhere)
+    values = survey(head, CsvFormat.of(data))
+    read = {column for one in (input, target) if one for column in one.columns}
+    recognized, held_out = data.target is None, head.param == "data.validation"
+    if (companions := before) is None:
+        companions = companions_of(values, read, recognized=recognized, labelled=task.has_labels, held_out=held_out)
+    unread = unread_columns(values, read | set(companions.names), labelled=task.has_labels)
+    return (input, task.target_template(target.source, companions)), unread
 
 
 def check_metrics(spec: JobSpec, task: str) -> None:

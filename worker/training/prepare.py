@@ -57,14 +57,14 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
     task = task_of(spec, plan.task, plan.data if again else None)  # what has trained keeps its labels
     planned = plan.data.sources_of(spec)
     sources = find_sources(spec, plan.data, settings, journal)
-    named = [(each.input, each.target) for each in planned]
+    named = [(each.input, each.target, each.companions) for each in planned]
     if len(sources) > len(planned):  # validation rows of their own
-        own = plan.data.validation_input, plan.data.validation_target
-        named.append(named[0] if own[1] is None else (own[0], own[1]))
+        own, beside = (plan.data.validation_input, plan.data.validation_target), plan.data.validation_companions
+        named.append(named[0] if own[1] is None else (own[0], own[1], beside))
 
     def read_by(task: Task) -> list[tuple[Source, Templates]]:
-        inputs = [None if one is None else template(one, "data.input") for one, _ in named]
-        targets = [task.target_template(other) for _, other in named]
+        inputs = [None if one is None else template(one, "data.input") for one, _, _ in named]
+        targets = [task.target_template(other, beside) for _, other, beside in named]
         return list(zip(sources, zip(inputs, targets, strict=True), strict=True))
 
     read = read_by(task)
@@ -260,7 +260,7 @@ def ready_model(
     data, seed, builtin = spec.data, spec.training.seed, task.builtin
     if plan.source != builtin.name:
         return model_store.stored_model(plan, settings, task, journal, dtype=dtype, seed=seed, thorough=thorough)
-    facts = [[source.hashes, *(each and each.source for each in both)] for source, both in train]
+    facts = [[source.hashes, *(each and each.decides for each in both)] for source, both in train]
     learned_from = facts[0] if len(facts) == 1 else facts
     made_from = [
         builtin.version,

@@ -134,7 +134,8 @@ def _named(sources: Sequence[WeightedSource]) -> str:
 def _read(source: SourcePlan) -> str:
     """What its rows become, and by which format."""
     arrow = " → ".join(_code(each) for each in (source.input, source.target) if each is not None)
-    return f"{arrow}, read as {_cell(source.read_as)}" if source.read_as else arrow
+    read_as = f"{arrow}, read as {_cell(source.read_as)}" if source.read_as else arrow
+    return f"{read_as}; {_cell(source.companions.text)}" if source.companions.text else read_as
 
 
 def generation_config(context: TrainingContext) -> dict[str, object] | None:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from jobs.companions import CompanionColumns
 from jobs.dataset_report import ClassSummary
 from jobs.preview import RowPreview
 from jobs.spec import DataSpec
@@ -72,8 +73,9 @@ class RowTask(Protocol):
     def variant(self) -> object:
         """What else of the job's `task` decides the numbers of a row; JSON."""
 
-    def target_template(self, text: str) -> Template:
-        """What the target of a row is made of, as `templates` has resolved it. Raises Rejected (`bad_template`)."""
+    def target_template(self, text: str, companions: CompanionColumns) -> Template:
+        """What the target of a row is made of, as `templates` has resolved it, and the columns beside it that the row
+        is read by. Raises Rejected (`bad_template`)."""
 
     @property
     def has_labels(self) -> bool:

@@ -16,6 +16,7 @@ from jobs.spec import DataSpec
 from worker.training.dataset.encoding import RowTask
 from worker.training.dataset.preview import Candidates
 from worker.training.rows.characters import Rewriter
+from worker.training.rows.companions import PROMPTS, SURVEYED, ColumnValues, values_of
 from worker.training.rows.csv_rows import CsvFormat
 from worker.training.rows.origin import Head
 from worker.training.rows.reading import format_of, open_files
@@ -94,6 +95,22 @@ def inspect_rows(head: Head, data: DataSpec, templates: Templates, task: RowTask
         labels,
         first,
     )
+
+
+def survey(head: Head, csv: CsvFormat | None) -> dict[str, ColumnValues]:
+    """What the columns hold in the first rows; of Parquet, only those that cost little to read, or have a name for it.
+
+    Raises BadData as `FirstRows`.
+    """
+    columns = None
+    if format_of(head.files[0], head.format) == "parquet":
+        from worker.training.rows.parquet_rows import ParquetReader
+
+        parquet = ParquetReader(head.files[0], head.param, ())
+        next(parquet.blocks(1), None)
+        columns = {name for name in parquet.names if name in parquet.narrow or name.lower() in PROMPTS}
+    readable = (row.columns for row in FirstRows(head, columns, csv) if row.columns is not None)
+    return values_of(islice(readable, SURVEYED))
 
 
 def unrecognized(head: Head, columns: Collection[str], data: DataSpec) -> UnrecognizedSource:

@@ -56,8 +56,11 @@ class EncoderPool:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def encoded(self, blocks: Iterator[Block]) -> Generator[EncodedBlock, None, None]:
-        """All blocks, in order. Raises what encoding one raises, what `ended_by_limit` says of a process that has ended,
-        and HostOutOfMemory (`worker_killed`)."""
+        """All blocks, in order.
+
+        Raises what encoding one raises, what `ended_by_limit` says of a process that has ended, and HostOutOfMemory
+        (`worker_killed`).
+        """
         first = list(islice(blocks, WORTH_IT)) if self._pool is None else []
         if self._pool is None and (self._workers < 2 or len(first) < WORTH_IT):
             from worker.training.dataset.encoding import BlockEncoder

@@ -40,7 +40,7 @@ def dataset_key(sources: Sequence[tuple[Source, Templates]], tokenizer: str, dat
 
     `sources` with their templates; `tokenizer`: a fingerprint.
     """
-    named = [[one and one.source for one in both] for _, both in sources]
+    named = [[one and one.decides for one in both] for _, both in sources]
     return content_key(
         [
             FORMAT,
@@ -119,8 +119,10 @@ def check_usable(counts: RowCounts, source: Source, data: DataSpec) -> None:
     """Raise BadData (`too_many_invalid_rows`, `no_rows`) if too few rows of a source are usable."""
     counts.check_invalid(data.max_invalid_fraction, source.name, counts.read)
     if not counts.kept:
-        unusable, duplicates = counts.rejected.total(), counts.duplicates
-        why = f"{counts.read} read, {unusable} unusable, {duplicates} duplicates of earlier or training rows"
+        why = (
+            f"{counts.read} read, {counts.invalid} unusable, {counts.left_out} left out, "
+            f"{counts.duplicates} duplicates of earlier or training rows"
+        )
         raise BadData(
             f"{source.param}: no row of {source.name} is left to use ({why})", code="no_rows", param=source.param
         )

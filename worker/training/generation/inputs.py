@@ -27,10 +27,14 @@ class Inputs:
         tried = task.tried(task.tokenizer(folder), [], task.limits(spec.data))
         self._tokenizer = replace(tried, by_words=False)  # a shortcut, tried on a job's first rows only
         rewriter = Rewriter(self._tokenizer.rewrites()) if spec.data.normalize else None
-        templates = dict.fromkeys((each.input, each.target) for each in plan.data.sources_of(spec))
+        templates = dict.fromkeys((each.input, each.target, each.companions) for each in plan.data.sources_of(spec))
         self._readers = [
-            RowReader(None if input is None else template(input, "data.input"), task.target_template(target), rewriter)
-            for input, target in templates
+            RowReader(
+                None if input is None else template(input, "data.input"),
+                task.target_template(target, companions),
+                rewriter,
+            )
+            for input, target, companions in templates
         ]
 
     def of(self, body: GenerateBody) -> list[Prompt | Defect]:

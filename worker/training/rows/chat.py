@@ -9,7 +9,7 @@ from typing import Any
 
 from worker.training.rows.row import Defect
 
-ASSISTANT = "assistant"
+ASSISTANT, SYSTEM = "assistant", "system"
 ROLES = {"human": "user"} | dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "bot", "model"), ASSISTANT)
 """Other names of roles."""
 _REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -90,6 +90,64 @@ def asked_turns(value: Any) -> tuple[Turn, ...] | None:
     return tuple(replace(turn, learned=False) for turn in found)
 
 
+def turns_before(system: Any, history: Any) -> tuple[Turn, ...]:
+    """The turns that a row's own follow: its system prompt, and those of its history, whose replies are learned too.
+
+    Raises Defect where either is something else.
+    """
+    turns = []
+    if system is not None:
+        if (prompt := _text_of(system)) is None:
+            raise Defect("a system prompt that is not text")
+        if prompt.strip():
+            turns.append(Turn(SYSTEM, prompt, learned=False))
+    for item in _items_of(history):
+        if (turn := _turn(item)) is not None:
+            turns.append(turn)
+        elif _is_exchange(item):
+            turns += Turn("user", item[0], learned=False), Turn(ASSISTANT, item[1], learned=True)
+        else:
+            raise Defect("a history that is no list of turns, nor of [question, answer]")
+    return tuple(turns)
+
+
+def is_system(value: Any) -> bool:
+    """Whether it can be a system prompt: a text, or a list of its parts."""
+    return isinstance(value, str) or (isinstance(value, list) and _text_of(value) is not None)
+
+
+def is_history(value: Any) -> bool:
+    """Whether it is a list of turns or of [question, answer], or the JSON of one."""
+    items = _items_of(value)
+    return bool(items) and all(
+        _is_exchange(item) or (isinstance(item, dict) and ("role" in item or "from" in item)) for item in items
+    )
+
+
+def _items_of(history: Any) -> list[Any]:
+    if isinstance(history, str) and history.lstrip().startswith("["):
+        try:
+            history = json.loads(history)
+        except (ValueError, RecursionError):
+            return [history]
+    if isinstance(history, list):
+        return history
+    return [] if history is None or history == "" else [history]
+
+
+def _is_exchange(item: Any) -> bool:
+    return isinstance(item, (list, tuple)) and len(item) == 2 and all(isinstance(text, str) for text in item)
+
+
+def _text_of(content: Any) -> str | None:
+    """A text, or its parts such as {"type": "text", "text": "…"} as one; None: it is not text alone."""
+    if isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, dict) else part for part in content]
+        texts = [text for text in parts if isinstance(text, str)]
+        return "".join(texts) if len(texts) == len(parts) else None
+    return content if isinstance(content, str) else None
+
+
 def written(turns: Sequence[Turn]) -> str:
     """Turns as one text: a single one by itself, several as `user: … assistant: …`."""
     return turns[0].content if len(turns) == 1 else " ".join(f"{turn.role}: {turn.content}" for turn in turns)
@@ -99,14 +157,10 @@ def _turn(turn: Any) -> Turn | None:
     """None: it is no turn. Raises Defect if it is not text alone."""
     for role_key, content_key in (("role", "content"), ("from", "value")):
         if isinstance(turn, dict) and isinstance(role := turn.get(role_key), str):
-            content = turn.get(content_key)
-            if isinstance(content, list):  # of parts, such as {"type": "text", "text": "…"}
-                parts = [part.get("text") if isinstance(part, dict) else part for part in content]
-                texts = [text for text in parts if isinstance(text, str)]
-                content = "".join(texts) if len(texts) == len(parts) else None
+            content = _text_of(turn.get(content_key))
             if turn.get("tool_calls") or turn.get("function_call"):
                 raise Defect("a turn with a tool call, which cannot be learned")
-            if not isinstance(content, str):
+            if content is None:
                 raise Defect("a turn that is not text alone")
             if any(turn.get(each) for each in _REASONING):
                 raise Defect("a turn with its reasoning apart from its text")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+from jobs.companions import CompanionColumns
 from worker.training.rows.row import LABEL_TWICE, NO_LABEL, NOT_ONE, Defect
 from worker.training.rows.text import Joined, Template, list_in, plain_text, template
 
@@ -72,10 +73,12 @@ class LabelTemplate(Template):
     verbatim: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, text: str, param: str, *, several: bool, known: KnownLabels | None) -> LabelTemplate:
+    def of(
+        cls, text: str, param: str, companions: CompanionColumns, *, several: bool, known: KnownLabels | None
+    ) -> LabelTemplate:
         """Raises Rejected (`bad_template`)."""
         plain = template(text, param)
-        return cls(plain.source, plain.literals, plain.placeholders, several, known)
+        return cls(plain.source, plain.literals, plain.placeholders, companions, several=several, known=known)
 
     def fill(self, row: Mapping[str, Any], joined: list[Joined] | None = None) -> str:
         """See `Template`. Raises Defect also for a list that is not one label, and for labels that are not known."""

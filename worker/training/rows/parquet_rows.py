@@ -17,6 +17,8 @@ from worker.training.rows.row import NOT_UTF8, Row, in_shell
 from worker.training.rows.sources import Hashing, RowFile, changed_error
 
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
+_NARROW, _PAGE_BYTES = 16, 1 << 12
+"""Bytes of a row in a narrow column, and of the headers and the dictionary of it."""
 _PAGES_BYTES = 1 << 20
 """Bytes read ahead per column; without a limit whole column chunks are read, which may be gigabytes."""
 
@@ -47,6 +49,8 @@ class ParquetReader:
         """Of all columns, once the first row was read."""
         self.fields: list[str] = []
         """Of what is inside columns, such as `translation.en` or `messages[0].content`."""
+        self.narrow: list[str] = []
+        """Of columns that take few bytes a row: numbers, truth values, and the few different texts of a category."""
         self.fraction = 0.0
         """Share of the rows read so far."""
 
@@ -87,6 +91,7 @@ class ParquetReader:
             self.names = file.schema_arrow.names
             self.fields = [field for column in file.schema_arrow for field in _fields_of(column)]
             self._check_names(self.names)
+            self.narrow = _narrow_columns(file.metadata)
             done = 0
             for batch in file.iter_batches(_batch_rows(file.metadata, size), columns=self._columns, use_threads=False):
                 done += batch.num_rows
@@ -146,6 +151,16 @@ def _one_by_one(batch: pa.RecordBatch, place: int) -> tuple[dict[str, object], s
         except (ValueError, OverflowError):
             columns[name] = column[place]  # no text, and not taken for one
     return columns, defect
+
+
+def _narrow_columns(metadata: pq.FileMetaData) -> list[str]:
+    """By the first rows that are stored together."""
+    if not metadata.num_row_groups:
+        return []
+    group = metadata.row_group(0)
+    columns = (group.column(place) for place in range(group.num_columns))
+    most = _NARROW * group.num_rows + _PAGE_BYTES
+    return [one.path_in_schema for one in columns if one.total_uncompressed_size <= most]
 
 
 def _batch_rows(metadata: pq.FileMetaData, size: int) -> int:

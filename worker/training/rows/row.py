@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Protocol
 
+from jobs.companions import LEFT_OUT
 from jobs.data_names import uploaded_name
 
 NOT_UTF8 = "not UTF-8"
@@ -17,9 +18,7 @@ BAD_CSV, UNCLOSED_QUOTE = "bad CSV", "unclosed quote"
 QUOTING = (
     "say in data.csv_quoting what quotes mean: rfc4180 where a quoted field may hold lines, none where they are text"
 )
-NO_LABEL = "the label -1, which stands for none"
-LEFT_OUT = frozenset({NO_LABEL})
-"""Why rows are left out in which nothing is wrong: they do not count towards `data.max_invalid_fraction`."""
+NO_LABEL = f"{LEFT_OUT}the label -1 stands for none"
 LABEL_TWICE = "the same label twice in a list"
 NOT_ONE = "a list that is not one label"
 NOT_A_CHAT = "not a chat"

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jobs.companions import LEFT_OUT
 from jobs.errors import BadData
-from worker.training.rows.row import LEFT_OUT, NOT_UTF8, REPAIRS, reencode
+from worker.training.rows.row import NOT_UTF8, REPAIRS, reencode
 
 _FIRST_ROWS = 3
 _MOST_LEFT_OUT = 0.1
@@ -27,7 +28,7 @@ class RowCounts:
     """Rows equal to an earlier one: rejected too, but nothing is wrong with the file, so that they do not count
     towards `max_invalid_fraction`."""
     rejected: Counter[str] = field(default_factory=Counter)
-    """Unusable rows, by reason, and those that are left out (`LEFT_OUT`)."""
+    """Rows that are not used, by reason: unusable ones, and those that are left out as their file asks."""
     first: dict[str, list[int]] = field(default_factory=dict)
     """By reason, the numbers of the first few rows."""
     normalized: Counter[str] = field(default_factory=Counter)
@@ -61,12 +62,16 @@ class RowCounts:
 
     @property
     def invalid(self) -> int:
-        """Unusable rows; not those that are left out."""
-        return sum(self._unusable.values())
+        """Unusable rows; those that are left out as their file asks are none."""
+        return self._unusable().total()
 
     @property
+    def left_out(self) -> int:
+        """Rows that themselves say that they are not to be learned."""
+        return self.rejected.total() - self.invalid
+
     def _unusable(self) -> Counter[str]:
-        return Counter({reason: count for reason, count in self.rejected.items() if reason not in LEFT_OUT})
+        return Counter({reason: rows for reason, rows in self.rejected.items() if not reason.startswith(LEFT_OUT)})
 
     def reject(self, number: int, reason: str) -> None:
         """Row `number` cannot be used."""
@@ -90,7 +95,7 @@ class RowCounts:
         if self.invalid <= limit * of:
             return
         share = self.invalid / of
-        [(most, _)] = self._unusable.most_common(1)
+        [(most, _)] = self._unusable().most_common(1)
         hint = reencode(name) if most == NOT_UTF8 else REPAIRS.get(most, "repair these lines")
         if share <= _MOST_LEFT_OUT:  # rounded up, so that it helps
             enough = math.ceil(share * 1000) / 1000
@@ -100,7 +105,7 @@ class RowCounts:
         commonest = "; ".join(
             f"{reason}: {count} (line{'s' if count > 1 else ''} {', '.join(map(str, self.first[reason]))}"
             f"{', …' if count > _FIRST_ROWS else ''})"
-            for reason, count in self._unusable.most_common(3)
+            for reason, count in self._unusable().most_common(3)
         )
         raise BadData(
             f"{self.invalid} of {of} rows of {name} cannot be used ({share:.1%}; data.max_invalid_fraction allows "

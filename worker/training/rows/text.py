@@ -9,21 +9,26 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from jobs.companions import NO_COMPANIONS, CompanionColumns
 from jobs.errors import Rejected
 from worker.training.rows.characters import Rewriter
 from worker.training.rows.chat import (
+    ASSISTANT,
     CHAT_COLUMNS,
+    SYSTEM,
     TOOLS,
     Turn,
     asked_turns,
     chat_field,
+    turns_before,
     turns_of,
     without_json,
     written,
 )
+from worker.training.rows.companions import is_nothing, judged
 from worker.training.rows.row import NOT_A_CHAT, Defect
 from worker.training.rows.row_counts import RowCounts
 
@@ -104,13 +109,24 @@ class Template:
     source: str
     literals: tuple[str, ...]
     placeholders: tuple[Placeholder, ...]
+    companions: CompanionColumns = NO_COMPANIONS
+    """Of a target: the columns beside it that a row is read by."""
+    in_turns: bool = False
+    """Of a target: whether earlier turns and a system prompt stay turns, for a model that reads chats."""
     verbatim: ClassVar[bool] = False
     """Whether no character of the text is rewritten, whatever the tokenizer knows."""
 
     @property
     def columns(self) -> set[str]:
-        """Names of the columns that it may take, and of one that is missed beside chats."""
-        return {column for one in self.placeholders for column in one.columns} | ({TOOLS} if self.of_chats else set())
+        """Names of the columns that it may take, of its companions, and of one that is missed beside chats."""
+        own = {column for one in self.placeholders for column in one.columns}
+        return own | set(self.companions.names) | ({TOOLS} if self.of_chats else set())
+
+    @property
+    def decides(self) -> object:
+        """Whatever of it decides what a row becomes; JSON."""
+        beside = self.companions.model_dump(exclude_none=True)
+        return [self.source, beside] if beside else self.source
 
     @property
     def of_chats(self) -> bool:
@@ -231,17 +247,23 @@ class RowReader:
         """The texts of one row. Raises Defect."""
         joined: list[Joined] = []
         changed: list[tuple[str, str]] = []
+        odd = judged(columns, self._target.companions)
+        before = self._before(columns)
         turns = self._target.turns(columns) if self._input is None else None
         if turns is not None:
-            turns = tuple(self._checked_turn(turn, changed) for turn in turns)
+            turns = tuple(self._checked_turn(turn, changed) for turn in _joined_turns(before, turns))
             found = Texts(written(turns[:-1]), turns[-1].content, turns)
         else:
-            input = "" if self._input is None else self._text(self._input, columns, joined, changed)
+            input, asked = self._asked(columns, before, joined, changed)
             found = Texts(input, self._text(self._target, columns, joined, changed))
+            if asked and self._target.in_turns:
+                found = replace(found, turns=(*asked, Turn(ASSISTANT, found.target, learned=True)))
+        if odd is not None:
+            self.noticed[odd] += 1
         for column, items, text in joined:
             self._count(f"list in {column} joined", items, text)
-        for before, after in changed:
-            self._count("characters rewritten", before, after)
+        for text, rewritten in changed:
+            self._count("characters rewritten", text, rewritten)
         for column in self._columns:
             if list_in(columns.get(column)) is not None:
                 self.noticed[f"a JSON array as the text of {column}"] += 1
@@ -254,12 +276,41 @@ class RowReader:
 
     def read_asked(self, columns: Mapping[str, Any]) -> Texts:
         """What the model reads of a row before it answers; the target may be missing. Raises Defect."""
+        before = self._before(columns)
         if self._input is not None:
-            return Texts(self._text(self._input, columns, [], []), "")
+            input, asked = self._asked(columns, before, [], [])
+            return Texts(input, "", asked if self._target.in_turns else ())
         turns = asked_turns(without_json(self._target.whole_value(columns)))
         if turns is None:
             return Texts("", self._text(self._target, columns, [], []))
-        return self.asked(turns)
+        return self.asked(_joined_turns(before, turns))
+
+    def _before(self, columns: Mapping[str, Any]) -> tuple[Turn, ...]:
+        """The turns that those of the row itself follow. Raises Defect."""
+        beside = self._target.companions
+        if beside.system is None and beside.history is None:
+            return ()
+        system, history = (
+            None if name is None or is_nothing(columns.get(name)) else columns[name]
+            for name in (beside.system, beside.history)
+        )
+        return turns_before(system, history)
+
+    def _asked(
+        self, columns: Mapping[str, Any], before: tuple[Turn, ...], joined: list[Joined], changed: list[tuple[str, str]]
+    ) -> tuple[str, tuple[Turn, ...]]:
+        """The input of a row as text; where turns are before it, these and its own as well. Raises Defect."""
+        if self._input is None or not before:
+            return "" if self._input is None else self._text(self._input, columns, joined, changed), ()
+        own = None
+        if self._input.of_chats and self._input.alone:
+            own = turns_of(without_json(columns.get(self._input.placeholders[0].column)))
+        if own is None:
+            earlier = tuple(self._checked_turn(turn, changed) for turn in before)
+            turns = (*earlier, Turn("user", self._text(self._input, columns, joined, changed), learned=False))
+        else:
+            turns = tuple(self._checked_turn(turn, changed) for turn in _joined_turns(before, own[:-1]))
+        return written(turns), turns
 
     def asked(self, turns: Sequence[Turn]) -> Texts:
         """The same of turns. Raises Defect."""
@@ -304,6 +355,17 @@ class RowReader:
         if not text.isascii() and _half_a_character(text):
             raise Defect("half a surrogate pair")
         return text
+
+
+def _joined_turns(before: tuple[Turn, ...], turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
+    """The system prompt first. Raises Defect where both have one, and not the same."""
+    if not before or not turns or turns[0].role != SYSTEM:
+        return (*before, *turns)
+    if before[0].role == SYSTEM:
+        if before[0].content.strip() != turns[0].content.strip():
+            raise Defect("a system prompt beside the chat, and another one in it")
+        before = before[1:]
+    return (turns[0], *before, *turns[1:])
 
 
 def letters_and_digits(text: str) -> bytes:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from jobs.companions import CompanionColumns
 from jobs.evaluation_metrics import EvaluationMetric, metrics_of
 from jobs.labels import LabelPlan
 from worker.training.dataset.data import Int64, Rows
@@ -30,8 +32,8 @@ class Unlabelled:
     labels_noticed: ClassVar[tuple[str, ...]] = ()
     metrics: ClassVar[tuple[EvaluationMetric, ...]] = metrics_of("seq2seq")
 
-    def target_template(self, text: str) -> Template:
-        return template(text, "data.target")
+    def target_template(self, text: str, companions: CompanionColumns) -> Template:
+        return replace(template(text, "data.target"), companions=companions)
 
     def labels_of(self, texts: Texts) -> Sequence[str]:
         return ()

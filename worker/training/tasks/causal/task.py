@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from jobs.companions import CompanionColumns
 from jobs.plan import DataPlan
 from jobs.spec import DataSpec, JobSpec
 from worker.training.dataset.data import Rows
 from worker.training.dataset.encoding import Limits
 from worker.training.dataset.tokens import TokenizerState, guessed_tokens
 from worker.training.journal import Journal
-from worker.training.rows.text import Templates, Texts
+from worker.training.rows.text import Template, Templates, Texts
 from worker.training.steps.safe_size import SafeSize
 from worker.training.steps.shape import Lengths, MicroBatchShape
 from worker.training.tasks.built import positions_of
@@ -77,6 +78,9 @@ class Causal(Unlabelled):
         elsewhere: Collection[str] = (),
     ) -> Templates:
         return choose_templates(input, target, columns, source, WHOLE, elsewhere)
+
+    def target_template(self, text: str, companions: CompanionColumns) -> Template:
+        return replace(super().target_template(text, companions), in_turns=True)
 
     def row_format(self, columns: Collection[str]) -> str | None:
         """See `Task`."""

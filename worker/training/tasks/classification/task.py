@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from jobs.companions import CompanionColumns
 from jobs.errors import Rejected
 from jobs.evaluation_metrics import EvaluationMetric, metrics_of
 from jobs.labels import LabelPlan
@@ -113,12 +114,12 @@ class Classification:
                 hint="set data.input, too, or leave both out",
             )
         text, label = choose_templates(input, target, columns, source, LABELLED, elsewhere)
-        return text, self.target_template(label.source)
+        return text, self.target_template(label.source, label.companions)
 
-    def target_template(self, text: str) -> LabelTemplate:
+    def target_template(self, text: str, companions: CompanionColumns) -> LabelTemplate:
         names = self.label_names or self.named
         known = None if names is None else KnownLabels.of(names, several=self.several)
-        return LabelTemplate.of(text, "data.target", several=self.several, known=known)
+        return LabelTemplate.of(text, "data.target", companions, several=self.several, known=known)
 
     def row_format(self, columns: Collection[str]) -> str | None:
         """See `Task`."""
