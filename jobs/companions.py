@@ -17,8 +17,8 @@ _HINTS: dict[Meaning, str] = {
     "and name it in data.validation",
     "weight": "every row counts once. Write the rows of each weight to a file of their own, and give each file its "
     "weight in data.train; a row whose weight is 0 is left out where all others are 1",
-    "system": "write it as the first turn of each chat, or name it in data.input",
-    "history": "write it as the first turns of each chat, or name it in data.input",
+    "system": "write it as the first turn of each chat, or name it in data.input, and the target in data.target",
+    "history": "write it as the first turns of each chat, or name it in data.input, and the target in data.target",
 }
 
 

@@ -19,7 +19,7 @@ from jobs.disk.rundir import RunDir
 from jobs.errors import BadData, DoesNotFit, Rejected
 from jobs.plan import CheckSummary, DataPlan, ModelPlan, SourcePlan, make_plan, resolve_dtype
 from jobs.preview import LABELS_SHOWN, DataPreview, SourcePreview
-from jobs.spec import DataSpec, JobSpec
+from jobs.spec import JobSpec
 from worker.training.dataset.conversion import check_converted
 from worker.training.dataset.inspection import ROWS, FirstRows, Inspected, inspect_rows, survey, unrecognized
 from worker.training.dataset.preview import preview_rows
@@ -134,7 +134,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         known = earlier[head.param].companions if head.param in earlier else None
         with mistakes.kept_back():
             try:
-                templates, beside = read_by(head, columns, everywhere, spec.data, task, known)
+                templates, beside = read_by(head, columns, everywhere, spec, task, known)
             except BadData:
                 unread.append(unrecognized(head, columns, spec.data))
                 raise
@@ -145,7 +145,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     if validation and (columns := columns_by_source.get(validation.param)) is not None:
         with mistakes.kept_back():
             known = before.plan.data.validation_companions if before else None
-            templates, _ = read_by(validation, columns, everywhere, spec.data, task, known)
+            templates, _ = read_by(validation, columns, everywhere, spec, task, known)
             validating = ReadSource(validation, templates, inspect_rows(validation, spec.data, templates, task))
     if unread:  # people look at the rows, and name the columns
         run.write_preview(DataPreview(sources=[], unrecognized=tuple(unread)))
@@ -266,7 +266,7 @@ def read_by(
     head: Head,
     columns: set[str],
     everywhere: set[str],
-    data: DataSpec,
+    spec: JobSpec,
     task: Task,
     before: CompanionColumns | None,
 ) -> tuple[Templates, tuple[UnreadColumn, ...]]:
@@ -276,10 +276,11 @@ def read_by(
 
     Raises BadData and Rejected as `Task.templates`.
     """
+    data = spec.data
     input, target = task.templates(data.input, data.target, columns, head.name, everywhere)
     values = survey(head, CsvFormat.of(data))
     read = {column for one in (input, target) if one for column in one.columns}
-    recognized, held_out = data.target is None, head.param == "data.validation"
+    recognized, held_out = data.target is None, head.param == "data.validation" or spec.kind == "evaluate"
     if (companions := before) is None:
         companions = companions_of(values, read, recognized=recognized, labelled=task.has_labels, held_out=held_out)
     unread = unread_columns(values, read | set(companions.names), labelled=task.has_labels)

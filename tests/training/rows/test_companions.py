@@ -16,6 +16,7 @@ from longhaul.preview import print_preview
 from tests.training.workplace import Workplace, write_table
 from tests.training.workplace import of_rows as of_rows
 from worker.training.check import read_by
+from worker.training.dataset.inspection import survey
 from worker.training.rows.chat import Turn
 from worker.training.rows.companions import companions_of, unread_columns, values_of
 from worker.training.rows.origin import find_head
@@ -224,8 +225,26 @@ def test_a_job_that_resumes_reads_its_rows_as_the_one_before_whatever_their_colu
     spec = parse_spec({"data": {"train": "rows.jsonl"}})
     head = find_head("rows.jsonl", "data.train", "auto", workplace.settings)
     columns, task = {"text", "label", "weight"}, task_of(spec, "causal")
-    now, _ = read_by(head, columns, columns, spec.data, task, None)
-    as_before, unread = read_by(head, columns, columns, spec.data, task, NO_COMPANIONS)
+    now, _ = read_by(head, columns, columns, spec, task, None)
+    as_before, unread = read_by(head, columns, columns, spec, task, NO_COMPANIONS)
     assert now[1].companions == CompanionColumns(weight="weight")
     assert as_before[1].companions == NO_COMPANIONS
     assert [each.name for each in unread] == ["weight"]
+
+
+def test_an_evaluation_takes_the_rows_of_every_split(workplace: Workplace) -> None:
+    workplace.rows("rows.jsonl", [TEXT | {"split": "test"}])
+    head = find_head("rows.jsonl", "data.train", "auto", workplace.settings)
+    for kind, split in (("train", "split"), ("evaluate", None)):
+        spec = parse_spec({"kind": kind, "data": {"train": "rows.jsonl"}})
+        (_, target), unread = read_by(head, {*TEXT, "split"}, set(), spec, task_of(spec, "causal"), None)
+        assert target.companions.split == split
+        assert [each.name for each in unread] == ([] if split else ["split"])
+
+
+def test_of_parquet_only_narrow_columns_are_looked_at(workplace: Workplace) -> None:
+    rows = [{"text": f"It is {place} hot " * 9, "n": place, "answer": "accept", "system": "Be brief, " * 9 + str(place)}
+            for place in range(400)]  # fmt: skip
+    write_table(workplace.data / "rows.parquet", rows)
+    found = survey(find_head("rows.parquet", "data.train", "auto", workplace.settings), None)
+    assert found.keys() == {"n", "answer", "system"}

@@ -100,7 +100,7 @@ def companions_of(
     """The columns that rows are read by. `read`: those of the templates.
 
     `recognized`: the rows are of a known format, by their columns; `labelled`: their targets are labels; `held_out`:
-    they are all held out.
+    none of them is trained on.
     """
     known = {name.lower() for name in read}
     unread = {name.lower(): name for name in sorted(values) if name not in read}
