@@ -27,6 +27,7 @@ from tests.training.workplace import EXAMPLES, Workplace, pairs
 from tests.training.workplace import of_rows as of_rows
 from worker.training.dataset.data import PreparedDataset
 from worker.training.models import model_files
+from worker.training.rows import origin
 from worker.training.tasks.seq2seq import builtin
 from worker.training.tasks.seq2seq.layout import layout_of, t5_shapes
 
@@ -315,6 +316,32 @@ def test_too_many_bad_rows_are_refused_with_their_commonest_reasons(workplace: W
 def test_a_bad_start_of_a_long_file_is_not_held_against_the_rest(workplace: Workplace) -> None:
     workplace.rows("rows.jsonl", ['{"input": "no target at all"}'] * 150 + pairs(20_000))
     assert workplace.check(workplace.job())["plan"]["invalid_rows"] == {"missing target": 150}
+
+
+def test_rows_that_a_file_expands_to_are_read_up_to_a_limit(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(origin, "READ_CHARACTERS", 64 << 20)  # a quarter of it for each of four readings
+    text = pa.DictionaryArray.from_arrays([0] * 5000, ["x" * (4 << 20)])
+    pq.write_table(pa.table({"input": text, "target": text}), workplace.data / "bomb.parquet", compression="zstd")
+    assert (workplace.data / "bomb.parquet").stat().st_size < 1 << 20
+    error = refusal(workplace, "bomb.parquet")
+    assert error.detail_code == "no_rows"
+    assert str(error).endswith(
+        "(over-long row: 16); check reads no further than row 16: the rows so far are too large or take too long"
+    )
+
+
+@pytest.mark.parametrize(("limit", "value"), [("READ_CHARACTERS", 20_000), ("READ_S", 0.0)])
+def test_where_rows_take_too_much_those_so_far_have_to_do(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch, limit: str, value: float
+) -> None:
+    monkeypatch.setattr(origin, limit, value)
+    for name in ("a.jsonl", "b.jsonl"):
+        workplace.rows(name, pairs(2000))
+    result = workplace.check(workplace.job([{"source": "a.jsonl"}, {"source": "b.jsonl"}]))["plan"]
+    assert result["rows_looked_at"] == 1000, "a block of each source"
+    assert 3500 < result["rows_estimated"] < 4500
 
 
 # -- preview ---------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from worker.training.planning.time_plan import RowLengths, with_time
 from worker.training.rows.companions import companions_of, unread_columns
 from worker.training.rows.csv_rows import CsvFormat
 from worker.training.rows.labels import UNLABELLED, labels_alike
-from worker.training.rows.origin import Head, find_head
+from worker.training.rows.origin import Allowance, Head, find_head
 from worker.training.rows.reading import format_of
 from worker.training.rows.row import NO_LABEL, NOT_UTF8, REPAIRS, reencode
 from worker.training.rows.row_filter import UInt64
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from worker.training.checkpoints.source_job import SourceJob
 
 _MANY_COLUMNS = 1000
+_READINGS = 4
+"""Of each source: for its columns, for what stands beside them, for its rows, and once more for those by their labels."""
 _ITEMS = 100
 """Of a list: those that are looked into."""
 _TABLE = "a table needs a header line and as many fields in each row; a quote inside a quoted field is written twice"
@@ -101,17 +103,18 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     began = before.plan.data.sources_of(before.spec) if before else []
     earlier = {param: each for (param, _), each in zip(names, began, strict=False)}
     mistakes = Mistakes()
+    allowance = Allowance(_READINGS * len(spec.data.names))
     train: list[Head] = []
     for param, name in names:
         commit = earlier[param].revision if param in earlier else None
         with mistakes.kept_back():
-            train.append(find_head(name, param, spec.data.format, settings, commit))
+            train.append(find_head(name, param, spec.data.format, settings, commit, allowance))
     own = spec.data.validation_name
     commit = before.plan.data.validation_revision if before else None
     validation = None
     if own:
         with mistakes.kept_back():
-            validation = find_head(own, "data.validation", spec.data.format, settings, commit)
+            validation = find_head(own, "data.validation", spec.data.format, settings, commit, allowance)
     journal.progress(0.1)
     with mistakes.kept_back():
         dtype = resolve_dtype(spec, settings.gpu, before.plan.resolved.dtype if before else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -24,9 +25,12 @@ from worker.training.rows.row import Row
 from worker.training.rows.row_filter import RowFilter, UInt64
 from worker.training.rows.text import RowReader, Templates
 
+log = logging.getLogger("longhaul.trainer")
 ROWS = 10_000
 """Rows looked at."""
-_BLOCK = 500
+_BLOCK, _PARQUET_BLOCK = 500, 16
+"""Rows read at once; of Parquet few, for nobody knows before how long a value of a dictionary is that all of them have.
+"""
 _COMPARED = 500
 """Rows of each source on which a tokenizer that has to be converted is compared with what it is made from."""
 _FIRST = 2
@@ -80,7 +84,10 @@ def inspect_rows(head: Head, data: DataSpec, templates: Templates, task: RowTask
         counts.check_invalid(data.max_invalid_fraction, head.name, total)
     if not counts.kept:
         reasons = ", ".join(f"{reason}: {count}" for reason, count in counts.rejected.most_common(3))
-        raise BadData(f"{head.param}: no row of {head.name} can be used ({reasons})", code="no_rows", param=head.param)
+        end = "" if rows.ended_at is None else f"; {rows.where}"
+        raise BadData(
+            f"{head.param}: no row of {head.name} can be used ({reasons}){end}", code="no_rows", param=head.param
+        )
     estimated = max(1, round(counts.kept / counts.read * total))
     split_keys = np.array(keys, np.uint64) if rows.all_of_them else None
     return Inspected(
@@ -135,28 +142,43 @@ def _shown(text: str) -> str:
 
 
 class FirstRows:
-    """The first ROWS rows of a source, or fewer where reading on would take too long; others as in `open_files`."""
+    """The first ROWS rows of a source, or fewer where reading on would take too long (`Allowance`, and of the hub
+    `Head.spent`); others as in `open_files`."""
 
     def __init__(self, head: Head, columns: Collection[str] | None = None, csv: CsvFormat | None = None) -> None:
         self._head = head
         self._reader = open_files(head.files, head.param, head.format, columns, csv)
         self.all_of_them = False
-        self.counted = len(head.files) == 1 and format_of(head.files[0], head.format) == "parquet"
+        parquet = {format_of(file, head.format) for file in head.files} == {"parquet"}
+        self._block = _PARQUET_BLOCK if parquet else _BLOCK
+        self.counted = len(head.files) == 1 and parquet
         """Whether `fraction` is one of rows, and exact."""
+        self.ended_at: int | None = None
+        """Number of the row behind which no more may be read; None: that was not the reason."""
 
     @property
     def fraction(self) -> float:
         """Share of the source that was read."""
         return self._reader.fraction
 
+    @property
+    def where(self) -> str:
+        """The same in words."""
+        return f"check reads no further than row {self.ended_at}: the rows so far are too large or take too long"
+
     def __iter__(self) -> Iterator[Row]:
-        count, fetched = 0, self._head.fetched
-        for block in self._reader.blocks(_BLOCK):
+        count, fetched, spent = 0, self._head.fetched, self._head.allowance.reading()
+        for block in self._reader.blocks(self._block):
+            read = 0
             for row in block.rows():
                 if count == ROWS:
                     return
                 yield row
-                count += 1
+                count, read = count + 1, read + len(row.text)
+            if count and spent(read):  # at the end of a block, as far as `fraction` goes
+                self.ended_at = row.number
+                log.warning("%s: %s: %s", self._head.param, self._head.name, self.where)
+                return
             if self._head.fetched > fetched and self._head.spent:
                 return
         self.all_of_them = True

@@ -58,7 +58,7 @@ class EncoderPool:
     def encoded(self, blocks: Iterator[Block]) -> Generator[EncodedBlock, None, None]:
         """All blocks, in order.
 
-        Raises what encoding one raises, what `ended_by_limit` says of a process that has ended, and HostOutOfMemory
+        Raises what encoding one raises; of a process that has ended, `ended_by_limit` or HostOutOfMemory
         (`worker_killed`).
         """
         first = list(islice(blocks, WORTH_IT)) if self._pool is None else []

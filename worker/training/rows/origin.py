@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
@@ -16,6 +16,33 @@ from worker.training.settings import TrainerSettings
 HEAD_S = 20.0
 HEAD_BYTES = 32 << 20
 """Check reads no longer on the hub, and fetches no more from there, than this; the rows so far then have to do."""
+
+
+READ_S, READ_CHARACTERS = 60.0, 1 << 29
+"""Processor time and text of rows for *check*, of all sources together, whatever their files expand to."""
+
+
+class Allowance:
+    """What *check* may read: each of so many readings gets an equal part of what those before it have left."""
+
+    def __init__(self, readings: int = 1) -> None:
+        self._readings, self._seconds, self._characters = readings, READ_S, READ_CHARACTERS
+
+    def reading(self) -> Callable[[int], bool]:
+        """For one of them, to be asked after each block, of so many characters: whether it has had its part."""
+        parts = max(1, self._readings)
+        self._readings -= 1
+        seconds, characters = self._seconds * (1 - 1 / parts), self._characters - self._characters // parts
+        since = time.process_time()
+
+        def spent(read: int) -> bool:
+            nonlocal since
+            before, since = since, time.process_time()
+            self._seconds -= since - before
+            self._characters -= read
+            return self._seconds <= seconds or self._characters <= characters
+
+        return spent
 
 
 @dataclass(frozen=True)
@@ -31,6 +58,7 @@ class Head:
     revision: str | None = None
     """Commit of a hub data set."""
     since: float = field(default_factory=time.monotonic)
+    allowance: Allowance = field(default_factory=Allowance)
 
     @property
     def fetched(self) -> int:
@@ -43,18 +71,27 @@ class Head:
         return self.fetched >= HEAD_BYTES or time.monotonic() - self.since > HEAD_S
 
 
-def find_head(name: str, param: str, format: str, settings: TrainerSettings, commit: str | None = None) -> Head:
+def find_head(
+    name: str,
+    param: str,
+    format: str,
+    settings: TrainerSettings,
+    commit: str | None = None,
+    allowance: Allowance | None = None,
+) -> Head:
     """For *check*; nothing but listings is fetched. Raises BadData and Rejected as `_find` and `look_up`.
 
-    `commit`: the one of a hub data set that a run began with; None: what the name stands for now.
+    `commit`: the one of a hub data set that a run began with; None: what the name stands for now. `allowance`: None: of
+    its own.
     """
+    allowance = allowance or Allowance()
     if (named := hub_data(name, format)) is None:
         file = _find(name, param, settings)
-        return Head(name, param, format, [_local(file, name)], str(file))
+        return Head(name, param, format, [_local(file, name)], str(file), allowance=allowance)
     from worker.training.rows.hub_data import look_up
 
     dataset = look_up(named, name, param, settings, commit=commit)
-    return Head(name, param, format, dataset.head(), name, dataset.listing.commit)
+    return Head(name, param, format, dataset.head(), name, dataset.listing.commit, allowance=allowance)
 
 
 def find_source(
