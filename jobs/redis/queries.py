@@ -95,9 +95,11 @@ end
 
 # Before the scripts below, after these:
 #
-# - `shown(id)`: {id, record, spec, newest row of metrics, jobs before it or -1, start, finish, damage, reports}, as in
-#   `jobs.redis.store.RawJob`; nothing: no job. Start and finish are Unix ms, '' if unknown and for a job that does not
-#   wait for a GPU
+# - `shown(id)`: {id, record, spec, newest row of metrics, jobs before it or -1, start, finish, damage, reports, in_work},
+#   as in `jobs.redis.store.RawJob`; nothing: no job. Start and finish are Unix ms, '' if unknown and for a job that does
+#   not wait for a GPU
+# - `in_work(stage)`: of *check* and *prepare* the job that a worker has had longest, and for how many whole minutes;
+#   '': none for a minute
 # - `reports()`: heartbeats of train workers in one JSON list
 # - `needs(id)`: ms that it still needs, as `jobs/estimate.py` says; and, if there is one, the Unix ms of the row of
 #   metrics from which they count
@@ -184,6 +186,21 @@ local function reports()
   end
   return reported
 end
+local longest = {}
+local function in_work(stage)
+  if not longest[stage] then
+    longest[stage] = ''
+    local since = now() - 60000
+    for _, id in ipairs(redis.call('ZRANGE', 'longhaul:leases', 0, -1)) do
+      local h = redis.call('HMGET', lj(id), 'stage', 'lease')
+      local at = (tonumber(string.match(h[2] or '', '/(%d+)/%x+$')) or since / 1000 + 1) * 1000
+      if h[1] == stage and at <= since then
+        since, longest[stage] = at, id .. ' ' .. math.floor((now() - at) / 60000)
+      end
+    end
+  end
+  return longest[stage]
+end
 local expected
 local function shown(id)
   local h = redis.call('HMGET', lj(id), 'record', 'spec', 'stage', 'damaged', 'status')
@@ -196,7 +213,8 @@ local function shown(id)
   end
   local row = redis.call('HGET', lj(id) .. ':latest', 'row')
   local ended = h[5] == 'succeeded' or h[5] == 'failed' or h[5] == 'cancelled'
-  return {id, h[1], h[2] or '{}', row or '', rank or -1, times[1], times[2], h[4] or '', ended and '' or reports()}
+  return {id, h[1], h[2] or '{}', row or '', rank or -1, times[1], times[2], h[4] or '', ended and '' or reports(),
+          rank and h[5] == 'validating' and in_work(h[3]) or ''}
 end
 """
 

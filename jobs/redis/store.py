@@ -37,6 +37,7 @@ from jobs.redis.scripts import job_key
 from jobs.redis.workers import Workers
 from jobs.spec import JobSpec, ResourcesSpec
 from jobs.state import Requested, Stage, Status
+from jobs.text.units import format_duration
 
 log = logging.getLogger("longhaul.store")
 ALL_EVENTS = "longhaul:events"
@@ -69,6 +70,21 @@ class StoredJob:
     """What is wrong with its run directory. `record` is then what Redis knew before, or what could still be read."""
     trainers: tuple[TrainWorker, ...] = ()
     """The present train workers, for a job that has not ended and for a dry run."""
+    behind: tuple[str, int] | None = None
+    """The job that the workers of its stage, *check* or *prepare*, have had longest, and for how many minutes; None: it
+    does not wait there, or none for a minute."""
+
+    @property
+    def waits_because(self) -> str | None:
+        """Why it cannot start though its turn has come, that no GPU here can take it, or behind what it waits."""
+        if self.record.waiting_reason:
+            return self.record.waiting_reason
+        if self.record.status not in (Status.VALIDATING, Status.QUEUED):
+            return None
+        if (unmet := self.gpu_needs.unmet_by_all(self.trainers)) is not None or self.behind is None:
+            return unmet
+        job, minutes = self.behind
+        return f"it waits behind job {job}, which has been in {self.record.stage} for {format_duration(60 * minutes)}"
 
     @property
     def gpu_needs(self) -> GpuNeeds:
@@ -91,6 +107,8 @@ class RawJob(NamedTuple):
     finish_ms: bytes
     damage_json: bytes
     trainers_json: bytes
+    in_work: bytes
+    """`queries.SHOWN`: id and minutes of the job behind which it waits to be checked or prepared."""
 
     @property
     def id(self) -> str:
@@ -120,6 +138,7 @@ class RawJob(NamedTuple):
             estimated_finish=float(self.finish_ms) / 1000 if self.finish_ms else None,
             damage=Fault.model_validate_json(self.damage_json) if self.damage_json else None,
             trainers=read_trainers(self.trainers_json) if self.trainers_json else (),
+            behind=(in_work[0], int(in_work[1])) if (in_work := self.in_work.decode().split()) else None,
         )
 
 

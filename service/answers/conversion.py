@@ -27,7 +27,6 @@ def job_answer(job: StoredJob, *, runs_name: str) -> Job:
     """One job. Paths begin with the name of the runs folder. Times: Unix seconds, whole where OpenAI's are."""
     record, spec = job.record, job.spec
     folder = f"{runs_name}/{record.id}"
-    waits = record.status in (Status.VALIDATING, Status.QUEUED)
     return Job(
         object="fine_tuning.job",
         id=record.id,
@@ -65,7 +64,7 @@ def job_answer(job: StoredJob, *, runs_name: str) -> Job:
         restarts=record.restarts,
         last_reason=record.last_reason,
         not_before=record.not_before or None,
-        waiting_reason=record.waiting_reason or (job.gpu_needs.unmet_by_all(job.trainers) if waits else None),
+        waiting_reason=job.waits_because,
         engine=record.engine or job.gpu_needs.engine,
         task=record.task,
         gpus=_gpus(job),

@@ -145,8 +145,8 @@ class Job(Answer):
     not_before: float | None
     """A job that waits after a crash is not started before this time."""
     waiting_reason: str | None
-    """Why it cannot start though its turn has come, or that no GPU here can take it; of a running job, why it waits on
-    its engine."""
+    """Why it cannot start though its turn has come, or that no GPU here can take it; of one that waits to be checked or
+    prepared, which other job has been at that for a minute or more; of a running job, why it waits on its engine."""
     engine: str | None
     """The engine that trains it (`resources.engine`); null: a machine of Longhaul's own."""
     task: str | None

@@ -93,6 +93,8 @@ def now(shown: answers.Job) -> str:
         return f"{what}: it saves a checkpoint, then stops."
     match shown.status:
         case "validating":
+            if shown.queue_position and shown.waiting_reason:
+                return _waiting(shown)
             return {
                 "check": "Checking the job, the model's configuration and the first rows.",
                 "prepare": "Fetching the model, and reading and tokenizing all rows.",

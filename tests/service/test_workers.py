@@ -79,6 +79,21 @@ def test_the_places_of_an_engine_are_told_apart_and_a_job_sees_those_of_its_own(
     assert jobs["cluster"]["waiting_reason"] is None
 
 
+def test_a_job_says_behind_which_other_it_waits_to_be_checked(service: Service) -> None:
+    first, second = service.submit(), service.submit()
+    assert service.store.claim(Stage.CHECK, lease_token("check-a")) == first
+
+    def reasons() -> list[str | None]:
+        return [service.get(f"/jobs/{job}").json()["waiting_reason"] for job in (first, second)]
+
+    assert reasons() == [None, None], "for less than a minute"
+    client = redis.Redis.from_url(service.settings.redis_url)
+    client.hset(f"longhaul:job:{first}", "lease", f"check-a/{int(time.time()) - 200}/abc")
+    why = f"it waits behind job {first}, which has been in check for 3 min"
+    assert reasons() == [None, why]
+    assert why[1:] in service.get(f"/jobs/{second}", headers={"Accept": "text/html"}).text
+
+
 @pytest.mark.parametrize("junk", [
     b"", b"\xff\xfe", b"not json", b"[1]", b'"train-1"', b"{}", b"[" * 100_000,
     *(b'{"name": "train-1", "stage": "train", "healthy": true, "why": %s}' % why
