@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from jobs.attempt import Finished, Heartbeat, Noted, Phase, parse_line
 from jobs.disk.files import regular
 from jobs.disk.rundir import RunDir
+from jobs.errors import StageError
 from jobs.events import AnyFact, Fault
 from jobs.process.lifeline import PARENT_PID
 from jobs.process.logs import last_error
@@ -59,6 +60,7 @@ class Trainer:
 
     def __init__(self, run: RunDir, stage: Stage, attempt: int | None, start: Starter) -> None:
         self.run = run
+        self._limited = stage is not Stage.TRAIN
         self._file = run.attempt_file(stage.value if attempt is None else attempt)
         self._offset = 0
         self._beat: Heartbeat | None = None
@@ -145,7 +147,7 @@ class Trainer:
             return self._ended(cause.reason, cause.details or place)
         if code == -signal.SIGTERM and (self._asked or cause is not None):  # before it could listen
             return Finished(at=time.time(), reason=Reason.INTERRUPTED, step=self.step)
-        if (limit := ended_by_limit(code)) is not None:
+        if (limit := self._limit(code)) is not None:
             return Finished(at=time.time(), reason=limit.reason, step=self.step, error=Fault.raised(limit))
         if (meant := Reason.of_exit_code(code)) is not None:
             return self._ended(meant, f" (exit code {code})")
@@ -172,7 +174,11 @@ class Trainer:
     def ended_by_signal(self) -> bool:
         """Whether something outside ended it, and not a limit of its own."""
         code = self._process.poll() or 0
-        return code < 0 and ended_by_limit(code) is None
+        return code < 0 and self._limit(code) is None
+
+    def _limit(self, code: int) -> StageError | None:
+        """Of check and prepare, what they have run into (`ended_by_limit`); a machine may have limits of its own."""
+        return ended_by_limit(code) if self._limited else None
 
     @property
     def _phase(self) -> str:

@@ -37,7 +37,7 @@ def test_a_crash_is_explained_by_an_error_or_by_nothing(
     assert error is not None and error.message.endswith(message), error
 
 
-def end_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> Finished:
+def end_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, stage: Stage = Stage.CHECK) -> Finished:
     """Of a trainer that logs a line, then does that."""
     program = tmp_path / "trainer"
     program.write_text(
@@ -49,7 +49,7 @@ def end_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> Finish
     monkeypatch.setattr("sys.executable", str(program))
     spec = parse_spec({"data": {"train": "rows.jsonl"}})
     run, _ = create(tmp_path, "job-1", spec, JobSubmitted(name="tiny", model="m", spec_sha256="s"))
-    trainer = Trainer(run, Stage.CHECK, None, here(os.environ))
+    trainer = Trainer(run, stage, 1 if stage is Stage.TRAIN else None, here(os.environ))
     assert trainer.wait(60)
     return trainer.end()
 
@@ -60,6 +60,11 @@ def test_a_limit_that_the_kernel_has_kept_is_no_crash(
 ) -> None:
     end = end_of(tmp_path, monkeypatch, f"os.kill(os.getpid(), signal.{number})")
     assert (end.reason, end.error and end.error.code) == (Reason.REJECTED, code)
+
+
+def test_a_limit_of_the_machine_that_ends_training_is_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end = end_of(tmp_path, monkeypatch, "os.kill(os.getpid(), signal.SIGXCPU)", Stage.TRAIN)
+    assert end.reason is Reason.CRASH
 
 
 @pytest.mark.parametrize(
