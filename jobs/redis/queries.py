@@ -95,11 +95,11 @@ end
 
 # Before the scripts below, after these:
 #
-# - `shown(id)`: {id, record, spec, newest row of metrics, jobs before it or -1, start, finish, damage, reports, in_work},
-#   as in `jobs.redis.store.RawJob`; nothing: no job. Start and finish are Unix ms, '' if unknown and for a job that does
-#   not wait for a GPU
-# - `in_work(stage)`: of *check* and *prepare* the job that a worker has had longest, and for how many whole minutes;
-#   '': none for a minute
+# - `shown(id)`: {id, record, spec, newest row of metrics, jobs before it or -1, start, finish, damage, reports,
+#   in_work}, as in `jobs.redis.store.RawJob`; nothing: no job. Start and finish are Unix ms, '' if unknown and for a
+#   job that does not wait for a GPU
+# - `in_work(stage)`: of *check* and *prepare* the job that a worker has had longest, and for how many whole
+#   minutes; '': none for a minute
 # - `reports()`: heartbeats of train workers in one JSON list
 # - `needs(id)`: ms that it still needs, as `jobs/estimate.py` says; and, if there is one, the Unix ms of the row of
 #   metrics from which they count
