@@ -21,7 +21,17 @@ from jobs.plan import CheckSummary, DataPlan, ModelPlan, SourcePlan, make_plan, 
 from jobs.preview import LABELS_SHOWN, DataPreview, SourcePreview
 from jobs.spec import JobSpec
 from worker.training.dataset.conversion import check_converted
-from worker.training.dataset.inspection import ROWS, FirstRows, Inspected, inspect_rows, survey, unrecognized
+from worker.training.dataset.inspection import (
+    ROWS,
+    FirstRows,
+    Inspected,
+    classifying,
+    inspect_rows,
+    label_offered,
+    like_labels,
+    survey,
+    unrecognized,
+)
 from worker.training.dataset.preview import preview_rows
 from worker.training.dataset.split import auto_fraction, split
 from worker.training.journal import Journal
@@ -138,8 +148,11 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         with mistakes.kept_back():
             try:
                 templates, beside = read_by(head, columns, everywhere, spec, task, known)
-            except BadData:
+            except BadData as error:
                 unread.append(unrecognized(head, columns, spec.data))
+                if error.detail_code == "no_usable_columns":
+                    offered = label_offered(head, columns, spec.data, classifies=task.has_labels)
+                    error.hint = offered or error.hint
                 raise
             read_as = None if spec.data.target else task.row_format(columns)
             found.append(ReadSource(head, templates, inspect_rows(head, spec.data, templates, task), read_as, beside))
@@ -262,6 +275,12 @@ def noticed_of_labels(task: Task, read: list[ReadSource]) -> tuple[str, ...]:
     if without := sum(each.rows.invalid.get(NO_LABEL, 0) for each in read):
         left_out = f"{UNLABELLED} is taken for no label, and {without:,} rows that have it are left out"
         return (f"{left_out}; to learn it, name all labels in task.labels", *task.labels_noticed)
+    targets = sum((each.rows.targets for each in read), Counter[str]())
+    templates = {(each.input, each.templates[1].source) for each in read}
+    if not task.has_labels and all(each.rows.targets for each in read) and like_labels(targets) and len(templates) == 1:
+        [(input, target)] = templates
+        line = classifying(str(input), target)
+        return (f"the targets look like {len(targets)} labels; a classifier learns them, with {line}",)
     return task.labels_noticed
 
 

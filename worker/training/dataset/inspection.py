@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -13,7 +15,7 @@ import numpy as np
 
 from jobs.errors import BadData
 from jobs.preview import UnrecognizedSource
-from jobs.spec import DataSpec
+from jobs.spec import BUILTIN_MODELS, DataSpec
 from worker.training.dataset.encoding import RowTask
 from worker.training.dataset.preview import Candidates
 from worker.training.rows.characters import Rewriter
@@ -37,6 +39,13 @@ _FIRST = 2
 """Rows shown of a source that is not recognized."""
 _NAMED, _SHOWN = 50, 200
 """Columns named of it, and characters shown of a value."""
+_MOST_OFFERED, _ROWS_OF_EACH, _LONGEST_OFFERED = 100, 10, 50
+"""Labels that are offered as classes, rows that each has on average, and characters."""
+_OFFERED_BY, _MOSTLY = 2000, 0.9
+"""Rows looked at for it, and the share of them that has a label."""
+_PLAIN_NAME = re.compile(r"\w[\w .-]{0,99}")
+_CALLED_LABEL = re.compile("label|class|categor|intent|sentiment|topic|target", re.IGNORECASE)
+_CLASSIFIER = next(model for model, task in BUILTIN_MODELS.items() if task == "classification")
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,8 @@ class Inspected:
     """How many of the usable rows looked at have each."""
     first: list[str]
     """Texts of the first ones."""
+    targets: Counter[str]
+    """How many of them have each target; none where an input is missing or most targets are different."""
 
 
 def inspect_rows(head: Head, data: DataSpec, templates: Templates, task: RowTask) -> Inspected:
@@ -69,12 +80,14 @@ def inspect_rows(head: Head, data: DataSpec, templates: Templates, task: RowTask
     characters: list[tuple[int, int]] = []
     keys: list[int] = []
     labels: Counter[str] = Counter()
+    targets: Counter[str] = Counter()
     shown = Candidates()
     first: list[str] = []
     for row, texts in row_filter.good_rows():
         characters.append(texts.characters)
         keys.append(texts.split_key)
         labels.update(task.labels_of(texts))
+        targets[texts.target if texts.input else ""] += 1
         if len(characters) <= _COMPARED:
             first += texts.all
         shown.add(row, sum(characters[-1]))
@@ -101,6 +114,7 @@ def inspect_rows(head: Head, data: DataSpec, templates: Templates, task: RowTask
         shown,
         labels,
         first,
+        targets if like_labels(targets) else Counter(),
     )
 
 
@@ -118,6 +132,55 @@ def survey(head: Head, csv: CsvFormat | None) -> dict[str, ColumnValues]:
         columns = {name for name in parquet.names if name in parquet.narrow or name.lower() in PROMPTS}
     readable = (row.columns for row in FirstRows(head, columns, csv) if row.columns is not None)
     return values_of(islice(readable, SURVEYED))
+
+
+def like_labels(found: Mapping[str, int]) -> bool:
+    """Whether texts (how many rows have each) are so few, so short and so often repeated as labels are."""
+    few = 1 < len(found) <= min(_MOST_OFFERED, sum(found.values()) // _ROWS_OF_EACH)
+    return few and all(text and len(text) <= _LONGEST_OFFERED for text in found)
+
+
+def label_offered(head: Head, columns: Collection[str], data: DataSpec, *, classifies: bool) -> str | None:
+    """A hint that classifies the rows by a column that looks like labels; None: there is none, or no texts beside it.
+
+    `classifies`: the model of the job does. Lists of labels count, each with its labels.
+    """
+    texts: dict[str, set[str]] = {}
+    labels: dict[str, Counter[str]] = {}
+    lists: set[str] = set()
+    rows = 0
+    named = [name for name in sorted(columns) if _PLAIN_NAME.fullmatch(name) and name != "null"]
+    for row in islice(FirstRows(head, named, CsvFormat.of(data)), _OFFERED_BY):
+        rows += 1
+        for name in named:
+            value = (row.columns or {}).get(name)
+            items = value if isinstance(value, list) else [value]
+            if items and all(isinstance(item, str | int) and str(item).strip() for item in items):
+                labels.setdefault(name, Counter()).update(str(item).strip() for item in items)
+                if isinstance(value, list):
+                    lists |= {name} if len(items) > 1 else set()
+                elif isinstance(value, str):
+                    texts.setdefault(name, set()).add(value)
+    told = {name: found for name, found in texts.items() if 2 * len(found) > rows and any(" " in one for one in found)}
+    classes = {name: found for name, found in labels.items() if found.total() > _MOSTLY * rows and like_labels(found)}
+    if not told or not classes:
+        return None
+    text = max(told, key=lambda name: sum(map(len, told[name])) / len(told[name]))
+    label = min(classes, key=lambda name: (_CALLED_LABEL.search(name) is None, _numbered(classes[name]), name))
+    line = classifying(text, label, several=label in lists, classifies=classifies)
+    return f"looks like {len(classes[label])} labels: classify `{text}` by `{label}`? Add {line}"
+
+
+def classifying(input: str, target: str, *, several: bool = False, classifies: bool = False) -> str:
+    """What to add to a command so that its job classifies; `classifies`: its model does already."""
+    set_to = {"data.input": input, "data.target": target}
+    set_to |= {"task.multi_label": "true"} if several else {}
+    set_to |= {} if classifies else {"task.type": "classification", "model": _CLASSIFIER}
+    return " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in set_to.items())
+
+
+def _numbered(labels: Collection[str]) -> bool:
+    return all(label.lstrip("-").isdecimal() for label in labels)
 
 
 def unrecognized(head: Head, columns: Collection[str], data: DataSpec) -> UnrecognizedSource:

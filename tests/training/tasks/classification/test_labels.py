@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
+import shlex
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import BadData
-from longhaul.jobfile import value_of
+from longhaul.jobfile import apply_changes
 from tests.training.tasks.classification.families import write_pretrained
-from tests.training.workplace import Workplace
+from tests.training.workplace import Workplace, write_table
 from tests.training.workplace import of_rows as of_rows
 from worker.training.rows.row import NO_LABEL
 from worker.training.tasks.classification import labels as labels_module
@@ -37,10 +38,17 @@ def checked(run: RunDir) -> dict[str, int]:
     return {label.name: label.rows for label in run.plan().data.labels}
 
 
-def pasted(hint: str) -> list[dict[str, Any]]:
-    """What the lines to paste in a hint set, by key."""
-    found = re.findall(r"--set (?:'([^']+)'|(\S+))", hint)
-    return [{key: value_of(text)} for key, _, text in (("".join(each)).partition("=") for each in found)]
+def pasted(hint: str) -> list[str]:
+    """What the line to paste in a hint sets."""
+    words = shlex.split(hint)
+    return [change for word, change in pairwise(words) if word == "--set"]
+
+
+def with_changes(place: Workplace, changes: list[str], **parts: Any) -> RunDir:
+    """The job with what was pasted behind the command that submits it."""
+    given = apply_changes({"model": "builtin:roberta-tiny", **parts}, changes)
+    data: Any = given.pop("data")
+    return place.job(data.pop("train"), data=LIMITS | data, **given)
 
 
 @pytest.mark.parametrize(
@@ -82,11 +90,11 @@ def test_minus_1_that_may_be_a_class_is_asked_about_and_both_answers_work(workpl
     with pytest.raises(BadData) as caught:
         workplace.check(job(workplace))
     assert caught.value.detail_code == "doubtful_label"
-    three, two = (each["task.labels"] for each in pasted(str(caught.value.hint)))
-    for named, left_out in ((three, {}), (two, {NO_LABEL: 6})):
-        run = job(workplace, labels=named)
+    three, two = pasted(str(caught.value.hint))
+    for change, left_out, names in ((three, {}, ["-1", "0", "1"]), (two, {NO_LABEL: 6}, ["0", "1"])):
+        run = with_changes(workplace, [change], task="classification", data={"train": "rows.jsonl"})
         assert workplace.check(run)["plan"]["invalid_rows"] == left_out
-        assert list(checked(run)) == list(map(str, named))
+        assert list(checked(run)) == names
 
 
 def test_a_classifier_that_numbers_its_labels_takes_minus_1_for_none(workplace: Workplace) -> None:
@@ -164,7 +172,7 @@ def test_several_labels_in_a_text_are_noticed_and_with_multi_label_read(
     [noticed] = one.preview().labels_noticed
     assert f"several in one, divided by {separator} (" in noticed
     write(workplace, texts)
-    several = job(workplace, **{key.removeprefix("task."): value for key, value in pasted(noticed)[0].items()})
+    several = with_changes(workplace, pasted(noticed), data={"train": "rows.jsonl"})
     workplace.check(several)
     parts = [part.strip() for text in texts for part in text.split(separator) if part]
     assert checked(several) == {part: 6 * parts.count(part) for part in sorted(set(parts))}
@@ -198,9 +206,8 @@ def test_lists_as_python_or_numpy_writes_them_are_read_with_multi_label(csv_list
     (workplace.data / "lists.csv").write_text("text,labels\n" + "".join(rows))
     with pytest.raises(BadData, match="a list that is not one label: 20") as caught:
         workplace.check(job(workplace, train="lists.csv", data={"csv_lists": csv_lists}))
-    [change] = pasted(str(caught.value.hint))
-    options = {key.removeprefix("task."): value for key, value in change.items()}
-    run = job(workplace, train="lists.csv", data={"csv_lists": csv_lists}, **options)
+    data = {"train": "lists.csv", "csv_lists": csv_lists}
+    run = with_changes(workplace, pasted(str(caught.value.hint)), data=data)
     workplace.check(run)
     assert checked(run) == {"1": 4, "2": 4, "blue": 12, "o'hare": 4, "red": 12}
     assert run.preview().labels_noticed == ()
@@ -211,3 +218,68 @@ def test_text_in_brackets_that_is_no_list_is_one_label(workplace: Workplace) -> 
     run = job(workplace, multi_label=True)
     workplace.check(run)
     assert len(checked(run)) == 4
+
+
+def annotated(count: int = 60) -> list[dict[str, Any]]:
+    """As Label Studio exports them: a text, a label under any name, and columns of its own."""
+    return [
+        {"annotator": 1, "id": n, "sentiment": ["good", "bad", "mixed"][n % 3], "text": f"a note on kettle {n}",
+         "updated": f"2026-05-01T10:{n % 60:02}"}
+        for n in range(count)
+    ]  # fmt: skip
+
+
+OFFERED = "--set data.input=text --set data.target=sentiment"
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        ("builtin:roberta-tiny", OFFERED),
+        ("builtin:t5-tiny", f"{OFFERED} --set task.type=classification --set model=builtin:roberta-tiny"),
+    ],
+)
+def test_a_column_that_looks_like_labels_is_offered_and_the_line_works(
+    model: str, line: str, workplace: Workplace
+) -> None:
+    write_table(workplace.data / "rows.csv", annotated())
+    with pytest.raises(BadData) as caught:
+        workplace.check(workplace.job("rows.csv", model=model))
+    assert caught.value.hint == f"looks like 3 labels: classify `text` by `sentiment`? Add {line}"
+    run = with_changes(workplace, pasted(caught.value.hint), model=model, data={"train": "rows.csv"})
+    assert workplace.check(run)["plan"]["task"] == "classification"
+    assert checked(run) == {"bad": 20, "good": 20, "mixed": 20}
+
+
+def test_lists_of_labels_are_offered_as_several(workplace: Workplace) -> None:
+    rows = [{"my text": f"a note on kettle {n}", "tags": [["a"], ["a", "b"], ["c"]][n % 3]} for n in range(60)]
+    workplace.rows("rows.jsonl", rows)
+    with pytest.raises(BadData) as caught:
+        workplace.check(job(workplace))
+    run = with_changes(workplace, pasted(str(caught.value.hint)), data={"train": "rows.jsonl"})
+    workplace.check(run)
+    assert run.spec().task.multi_label and checked(run) == {"a": 40, "b": 20, "c": 20}
+
+
+@pytest.mark.parametrize("rows", [annotated(6), [{**row, "sentiment": f"{n}"} for n, row in enumerate(annotated())]])
+def test_columns_of_which_none_looks_like_labels_are_not_offered(rows: list[Any], workplace: Workplace) -> None:
+    workplace.rows("rows.jsonl", rows)
+    with pytest.raises(BadData) as caught:
+        workplace.check(job(workplace))
+    assert "looks like" not in str(caught.value.hint)
+
+
+def test_targets_that_look_like_labels_are_noticed_and_the_line_makes_a_classifier(workplace: Workplace) -> None:
+    rows = [{"instruction": "Sort it.", "input": f"ticket {n}", "output": f"kind {n % 7}"} for n in range(70)]
+    workplace.rows("rows.jsonl", rows)
+    run = workplace.job(model="builtin:t5-tiny")
+    workplace.check(run)
+    [noticed] = run.preview().labels_noticed
+    assert noticed.startswith("the targets look like 7 labels; a classifier learns them, with --set ")
+    run = with_changes(workplace, pasted(noticed), model="builtin:t5-tiny", data={"train": "rows.jsonl"})
+    workplace.check(run)
+    assert checked(run) == {f"kind {n}": 10 for n in range(7)}
+    workplace.rows("rows.jsonl", rows[:60])
+    run = workplace.job(model="builtin:t5-tiny")
+    workplace.check(run)
+    assert run.preview().labels_noticed == ()
