@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 _MANY_COLUMNS = 1000
 _READINGS = 4
-"""Of each source: for its columns, for what stands beside them, for its rows, and once more for those by their labels."""
+"""Of each source: for its columns, for what stands beside them, for its rows, and again for those by their labels."""
 _ITEMS = 100
 """Of a list: those that are looked into."""
 _TABLE = "a table needs a header line and as many fields in each row; a quote inside a quoted field is written twice"

@@ -18,7 +18,7 @@ from service.pages.line_chart import FLAT, HEIGHT, MOST_TICKS, WIDTH, line_chart
 from tests.service.pages.watched import WatchedPage
 from tests.service.running import Service
 from tests.service.seeded import STARTED, TRAINED, train
-from tests.support.samples import dataset_report, metric_row
+from tests.support.samples import dataset_report, metric_row, preview
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -129,6 +129,15 @@ def test_every_surface_warns_of_a_model_that_is_not_better(
     monkeypatch.setenv("LONGHAUL_URL", service.url)
     assert main(["show", job]) == 0
     assert "the model writes nothing, all 64 texts are empty" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_is_odd_about_labels_is_on_the_page(service: Service) -> None:
+    job = service.submit()
+    odd = {"labels_alike": (("No", "no"),), "labels_noticed": (f"{HOSTILE} is read as 1",)}
+    service.run(job).write_preview(preview().model_copy(update=odd))
+    page = service.get(f"/jobs/{job}/report").text
+    assert '<p class="warn">labels that look alike, and are learned apart: No, no</p>' in page
+    assert '<p class="warn">&lt;img src=x onerror=alert(1)&gt; is read as 1</p>' in page
 
 
 def test_it_is_redacted_like_every_answer(service: Service) -> None:
