@@ -104,7 +104,7 @@ class GenerateBody(Sampling):
     stream: bool = False
     """Answer with server-sent events: text as it is written."""
     max_new_tokens: NewTokens | None = None
-    """Tokens to write at most; null: as many as the model's generation_config.json says."""
+    """Tokens to write at most; null: as many as 99 % of the targets that the model learned do not exceed."""
     stop: StopTexts = Field([])
     """A text, or up to 4, before the first of which the answer ends; a classifier does not look at them."""
     num_beams: Annotated[int, Field(ge=1, le=8)] = 1

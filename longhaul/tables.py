@@ -156,4 +156,5 @@ def _is_open(job: JobDict) -> bool:
 
 
 def _status(job: JobDict) -> Text:
-    return Text(job["status"], style=_STATUS_STYLES.get(job["status"], ""))
+    doubtful = job["verdict"] is not None and warns(job["verdict"]["outcome"])
+    return Text(job["status"], style="yellow" if doubtful else _STATUS_STYLES.get(job["status"], ""))

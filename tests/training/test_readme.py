@@ -106,10 +106,12 @@ def test_its_facts_are_those_of_the_job(make_run: MakeRun) -> None:
 def test_a_bare_generate_has_room_for_the_targets(make_run: MakeRun, model_folder: Path) -> None:
     base = json.loads((model_folder / "generation_config.json").read_text())
     (model_folder / "generation_config.json").write_text(json.dumps(base | {"max_length": 20}))
-    run, _ = trained(make_run)
+    run, page = trained(make_run)
     written = GenerationConfig.from_pretrained(run.model)
     report = json.loads((Path(run.plan().data.prepared or "") / "manifest.json").read_text())["report"]
-    assert written.max_new_tokens == report["lengths"]["target"]["after"]["p99"]
+    longest = report["lengths"]["target"]["after"]["p99"]
+    assert written.max_new_tokens == longest
+    assert f"sets `max_new_tokens` to {longest}, which 99 % of the targets do not exceed" in page
     assert json.loads((run.model / "generation_config.json").read_text()).keys() == {*base, "max_new_tokens"}
 
 

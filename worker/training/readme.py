@@ -20,7 +20,7 @@ from jobs.version import VERSION
 from worker.training.adapters.method import BaseModel, Method
 from worker.training.context import TrainingContext
 from worker.training.dataset.evaluation_rows import evaluation_rows
-from worker.training.network.model import generation_settings
+from worker.training.network.model import generation_settings, sampling_settings
 
 POINTS = 12
 """Evaluations in the curve."""
@@ -139,14 +139,19 @@ def _read(source: SourcePlan) -> str:
 
 
 def generation_config(context: TrainingContext) -> dict[str, object] | None:
-    """As the model was evaluated, with room for the targets of this data: a bare `generate()` writes whole texts.
+    """What generation_config.json has; None where the model writes nothing.
 
-    None where the model writes nothing.
+    An encoder-decoder writes as it was evaluated, with room for the targets of this data: a bare `generate()` writes
+    whole texts. A causal model samples as its base does, without a limit of tokens: servers keep to one, whatever is
+    asked.
     """
     loaded = context.loaded
     if loaded.task.generation(loaded.folder) is None:
         return None
-    return {**generation_settings(loaded.model), "max_new_tokens": context.longest_target}
+    found = generation_settings(loaded.model)
+    if loaded.model.config.is_encoder_decoder:
+        return {**found, "max_new_tokens": context.longest_target}
+    return {**sampling_settings(loaded.folder), **found}
 
 
 def evaluations_of(run: RunDir) -> dict[int, EvaluationFinished]:
@@ -180,7 +185,8 @@ def _usage(
     found = evaluations.get(step)
     text, sample = _sample_to_repeat(context, found.samples if found else [])
     loaded = context.loaded
-    usage, auto_class = loaded.task.usage(context.spec.data), loaded.task.auto_class().__name__
+    usage = loaded.task.usage(context.spec.data, context.longest_target)
+    auto_class = loaded.task.auto_class().__name__
     lines = [
         _USE,
         "",
@@ -200,7 +206,33 @@ def _usage(
             *_fenced(sample.generated),
             "",
         ]
-    return lines
+    return [*lines, *_generation(context)]
+
+
+def _generation(context: TrainingContext) -> list[str]:
+    """What generation_config.json sets, and how long targets are."""
+    config = generation_config(context)
+    if config is None:
+        return []
+    if (most := config.get("max_new_tokens")) is not None:
+        return [
+            f"`generation_config.json` sets `max_new_tokens` to {most:,}, which 99 % of the targets do not exceed; how "
+            "the base model samples or searches is left out.",
+            "",
+        ]
+    sampling = ", ".join(
+        f"`{key}` {json.dumps(value)}" for key, value in sampling_settings(context.loaded.folder).items()
+    )
+    kept = (
+        f"samples as that of the base model says ({sampling})"
+        if sampling
+        else "says nothing of sampling, as its base's"
+    )
+    return [
+        f"`generation_config.json` {kept}, and sets no limit of tokens: 99 % of the replies that it learned have at "
+        f"most {context.longest_target:,}. The lines above write greedily.",
+        "",
+    ]
 
 
 def _sample_to_repeat(context: TrainingContext, samples: list[Sample]) -> tuple[str | None, Sample | None]:

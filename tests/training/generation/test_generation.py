@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import posix
 from typing import Any
@@ -20,7 +19,7 @@ from tests.training.attempts import facts
 from tests.training.forked import fork
 from tests.training.generation.conftest import CHATS, CLASSES, FOXES, TrainedJobs
 from tests.training.workplace import pairs
-from worker.training.generation.serving import Models, answer, yield_to_others
+from worker.training.generation.serving import Models, answer, learned_new_tokens, yield_to_others
 
 CPU = torch.device("cpu")
 
@@ -67,13 +66,11 @@ def by_transformers(run: RunDir, text: str, *, causal: bool, adapters: bool = Fa
     if adapters:
         base = auto.from_pretrained(str(run.plan().model.folder), dtype=torch.bfloat16)
         model = PeftModel.from_pretrained(base, run.model, autocast_adapter_dtype=False).eval()
-        longest = json.loads((run.model / "generation_config.json").read_bytes())["max_new_tokens"]
-        more = {"max_new_tokens": longest}
     else:
-        model, more = auto.from_pretrained(run.model, dtype=torch.bfloat16), {}
+        model = auto.from_pretrained(run.model, dtype=torch.bfloat16)
     tokenizer: Any = AutoTokenizer.from_pretrained(run.model)
     inputs = tokenizer(text, return_tensors="pt", add_special_tokens=not causal)
-    written = model.generate(**inputs, do_sample=False, **more)[0]
+    written = model.generate(**inputs, max_new_tokens=learned_new_tokens(run), do_sample=False)[0]
     begin = inputs["input_ids"].shape[1] if causal else 0
     text = str(tokenizer.decode(written[begin:], skip_special_tokens=True))
     return text.strip() if causal else text

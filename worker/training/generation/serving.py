@@ -22,12 +22,15 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 import torch
+from pydantic import ValidationError
 
+from jobs.dataset_report import DatasetReport
 from jobs.disk.rundir import RunDir
 from jobs.errors import DeviceBusy, Rejected, StageError
 from jobs.generation import GenerateBody, Generated, ModelName
 from jobs.plan import Plan
 from jobs.spec import JobSpec
+from worker.training.dataset.assembly import REPORT
 from worker.training.generation.inputs import Inputs
 from worker.training.generation.writing import Answering, Cancelled
 from worker.training.machine.device import gpu_id
@@ -134,7 +137,7 @@ class Models:
                 else load_trained(self._run, self._task, self._checkpoint, self.device)
             )
             log.info("%s model of job %s loaded in %.1f s", name, self._run.id, loaded.seconds)
-            several, new_tokens = self._spec.task.multi_label, delivered_new_tokens(self._run)
+            several, new_tokens = self._spec.task.multi_label, learned_new_tokens(self._run)
             self._loaded[name] = Answering(loaded, name, several=several, new_tokens=new_tokens)
             self._channel.send("loaded", model=name, seconds=loaded.seconds)
         return self._loaded[name]
@@ -146,13 +149,13 @@ class Models:
         return self._inputs
 
 
-def delivered_new_tokens(run: RunDir) -> int | None:
-    """`max_new_tokens` of the model that the job delivered: room for the targets of its data."""
+def learned_new_tokens(run: RunDir) -> int | None:
+    """Tokens that 99 % of the targets of its data do not exceed; None: the job has no whole report of its data."""
     try:
-        found = json.loads((run.model / "generation_config.json").read_bytes()).get("max_new_tokens")
-    except FileNotFoundError:
+        report = DatasetReport.model_validate_json((run.path / REPORT).read_bytes())
+    except (FileNotFoundError, ValidationError):
         return None
-    return found if isinstance(found, int) else None
+    return report.lengths.target.after.p99
 
 
 def answer(models: Models, body: GenerateBody, channel: Channel) -> None:

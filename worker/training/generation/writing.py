@@ -17,7 +17,7 @@ from worker.training.tasks.built import positions_of
 from worker.training.tasks.task import Prompt
 
 DEFAULT_NEW_TOKENS = 256
-"""Where neither the request nor generation_config.json says how many: a base model's."""
+"""Where neither the request nor the job's data say how many."""
 
 
 class Cancelled(Exception):

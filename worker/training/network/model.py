@@ -34,6 +34,10 @@ _loading = threading.Lock()
 _LENGTHS_AND_TOKENS = ("min_length", "min_new_tokens", "suppress_tokens", "begin_suppress_tokens", "bad_words_ids")
 
 
+_SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+"""What a causal model keeps of its base's. In greedy search none but the last counts, which snippets set to 1."""
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A model that passed the guards, with what was measured while it was loaded."""
@@ -187,6 +191,16 @@ def generation_settings(model: PreTrainedModel) -> dict[str, object]:
     """
     found = model.generation_config.to_diff_dict()
     return {key: value for key, value in found.items() if key.endswith("_token_id") or key in _LENGTHS_AND_TOKENS}
+
+
+def sampling_settings(folder: Path) -> dict[str, object]:
+    """How a causal model samples, by the generation_config.json in its folder; empty where that says nothing of it, or
+    is missing."""
+    try:
+        found = json.loads((folder / GENERATION_CONFIG).read_bytes())
+    except (OSError, ValueError):  # transformers generates by its defaults then
+        return {}
+    return {key: found[key] for key in _SAMPLING if key in found} if isinstance(found, dict) else {}
 
 
 def write_model(

@@ -259,8 +259,8 @@ class Task(RowTask, Protocol):
     def generation(self, folder: Path) -> Mapping[str, object] | None:
         """What generation_config.json must say beside what that of the model in a folder says; None: there is none."""
 
-    def usage(self, data: DataSpec) -> Usage:
-        """The same for every row."""
+    def usage(self, data: DataSpec, new_tokens: int) -> Usage:
+        """The same for every row. `new_tokens`: room for a target."""
 
     def asked(self, tokenizer: TokenizerState, texts: Texts, data: DataSpec) -> Prompt:
         """The input as in training; `texts` has no target. Raises Defect."""

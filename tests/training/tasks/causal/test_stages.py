@@ -25,6 +25,7 @@ from tests.training.stepping import Noting
 from tests.training.tasks.causal.families import FAMILIES, VOCABULARY, config_of, model_of
 from tests.training.workplace import EXAMPLES, Workplace, pairs
 from worker.training.dataset.data import PreparedDataset
+from worker.training.generation.serving import learned_new_tokens
 from worker.training.models.model_files import validate_folder
 from worker.training.network.model import load
 from worker.training.tasks.causal import builtin
@@ -60,7 +61,7 @@ def said_by_readme(run: RunDir) -> str:
     os.chdir(run.model)
     try:
         with contextlib.redirect_stdout(said):
-            exec(compile(code.replace("model.generate(", "model.generate(max_new_tokens=24, "), "README", "exec"), {})
+            exec(compile(re.sub(r"max_new_tokens=\d+", "max_new_tokens=24", code), "README", "exec"), {})
     finally:
         os.chdir(before)
     return said.getvalue().strip()
@@ -89,7 +90,11 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_its_model_writes_what_the_job_wro
     assert said_by_readme(whole) == last.samples[0].generated
     generation = json.loads((whole.model / "generation_config.json").read_text())
     assert generation["eos_token_id"] == [tokenizer.convert_tokens_to_ids(builtin.END), tokenizer.pad_token_id]
-    assert generation["max_new_tokens"] == prepared["lengths"]["target"]["after"]["p99"]
+    assert not {"max_new_tokens", "max_length"} & generation.keys(), "a ceiling in servers that read it"
+    longest = prepared["lengths"]["target"]["after"]["p99"]
+    page = (whole.model / "README.md").read_text()
+    assert f"model.generate(**inputs, max_new_tokens={longest}, " in page and learned_new_tokens(whole) == longest
+    assert "says nothing of sampling, as its base's, and sets no limit of tokens: 99 % of the replies" in page
     opened = AutoModelForCausalLM.from_pretrained(whole.model)
     assert opened.get_output_embeddings().weight is opened.get_input_embeddings().weight
 
@@ -210,8 +215,9 @@ def test_gpt2_is_trained_from_the_files_of_the_hub_within_its_places(workplace: 
     model = model_of("gpt2", torch.bfloat16, vocab_size=512)
     model.save_pretrained(folder)
     builtin.learn_tokenizer(["Line of a long, long story."]).save_pretrained(folder)
-    sampling = {"eos_token_id": 2, "do_sample": True, "temperature": 20.0}
-    (folder / "generation_config.json").write_text(json.dumps(sampling))
+    sampling = {"do_sample": True, "temperature": 20.0, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.5}
+    said = sampling | {"eos_token_id": 2, "max_length": 50, "num_beams": 3}
+    (folder / "generation_config.json").write_text(json.dumps(said))
     weights = load_file(folder / "model.safetensors")
     as_there = {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
     masks = {f"h.{layer}.attn.bias": torch.ones(1, 1, 128, 128, dtype=torch.bfloat16) for layer in range(2)}
@@ -226,6 +232,13 @@ def test_gpt2_is_trained_from_the_files_of_the_hub_within_its_places(workplace: 
     assert (trained(run).loss or 9.0) < (trained(run).first_loss or 0.0)
     written = {each.step: each.samples[0].generated for each in facts(run, EvaluationFinished)}
     assert said_by_readme(run) == written[trained(run).step], "greedily, though a bare `generate` draws"
+    delivered = json.loads((run.model / "generation_config.json").read_text())
+    assert {key: value for key, value in delivered.items() if not key.endswith("_token_id")} == sampling
+    page = (run.model / "README.md").read_text()
+    assert (
+        "(`do_sample` true, `temperature` 20.0, `top_k` 20, `top_p` 0.8, `repetition_penalty` 1.5), and sets no limit"
+        in page
+    )
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gemma", "phi3", "gpt2"])

@@ -131,11 +131,11 @@ class Causal(Unlabelled):
         """It ends where a reply ends, which the generation_config.json of base models does not know."""
         return {"eos_token_id": CausalTokenizer.read(folder).end_ids}
 
-    def usage(self, data: DataSpec) -> Usage:
+    def usage(self, data: DataSpec, new_tokens: int) -> Usage:
         return Usage(
             inputs='tokenizer(text, return_tensors="pt", add_special_tokens=False)',
-            shown='tokenizer.decode(model.generate(**inputs, do_sample=False)[0, inputs["input_ids"].shape[1] :], '
-            "skip_special_tokens=True)",
+            shown=f"tokenizer.decode(model.generate(**inputs, max_new_tokens={new_tokens}, do_sample=False, "
+            'repetition_penalty=1.0)[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)',
             text="your prompt, as tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) "
             "writes it",
         )

@@ -208,7 +208,7 @@ class Classification:
     def generation(self, folder: Path) -> None:
         """It writes nothing."""
 
-    def usage(self, data: DataSpec) -> Usage:
+    def usage(self, data: DataSpec, new_tokens: int) -> Usage:
         one = "model.config.id2label[model(**inputs).logits[0].argmax().item()]"
         several = '"; ".join(model.config.id2label[n] for n, each in enumerate(model(**inputs).logits[0]) if each > 0)'
         return Usage(

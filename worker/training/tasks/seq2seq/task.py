@@ -145,7 +145,7 @@ class Seq2Seq(Unlabelled):
     def generation(self, folder: Path) -> Mapping[str, object]:
         return {}
 
-    def usage(self, data: DataSpec) -> Usage:
+    def usage(self, data: DataSpec, new_tokens: int) -> Usage:
         return Usage(
             inputs=f'tokenizer(text, return_tensors="pt", truncation=True, max_length={data.max_input_tokens})',
             shown="tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True)",
