@@ -15,7 +15,7 @@ from rich.console import Console
 from jobs.labels import LabelPlan
 from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
 from jobs.preview import RowPreview, TextPreview
-from jobs.spec import parse_spec
+from jobs.spec import JobSpec, parse_spec
 from longhaul.main import main
 from longhaul.plan import print_plan
 from longhaul.preview import print_preview
@@ -168,9 +168,9 @@ def test_labels_and_what_is_new_of_a_classifier_are_named() -> None:
 PREVIEW = make_preview(read_as="recipes")
 
 
-def printed(plan: Plan, *gpus: dict[str, Any]) -> str:
+def printed(plan: Plan, *gpus: dict[str, Any], spec: JobSpec | None = None) -> str:
     screen = io.StringIO()
-    job: Any = {"spec": None, "gpus": list(gpus)}
+    job: Any = {"spec": spec and spec.model_dump(mode="json"), "gpus": list(gpus)}
     print_plan(plan, PREVIEW, job, Console(file=screen, width=160, color_system=None))
     return screen.getvalue()
 
@@ -186,6 +186,15 @@ def test_the_table_marks_what_was_chosen_and_says_what_does_not_fit() -> None:
     assert "adamw " in too_large and "> 43.0 GiB" in too_large
     assert "adamw needs more than 43.0 GiB" in text
     assert "5.0 GiB to spare" in text
+
+
+def test_too_few_rows_to_learn_from_and_to_compare_are_told() -> None:
+    spec = parse_spec({"data": {"train": "a.jsonl"}})
+    data = DataPlan(train="x", input="x", target="x", rows=93, validation_rows=7)
+    lines = printed(make_plan(spec, ModelPlan(source="x", parameters=1), data, "cuda", memory_plan()), spec=spec)
+    told = " ".join(lines.split())
+    assert "steps (rows: 93, epochs: " in told
+    assert "evaluations look at only 7 rows that the model does not learn" in told and "try data.validation=0.4" in told
 
 
 def test_which_gpus_can_take_it_is_told_where_there_is_a_choice_or_none_can() -> None:
