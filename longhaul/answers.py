@@ -261,6 +261,7 @@ class TrialDict(TypedDict):
     status: Literal["running", "paused", "succeeded", "failed", "pruned", "cancelled"]
     settings: JsonObject
     jobs: list[str]
+    gone: list[str]
     value: float | None
     values: list[float]
     started_at: int

@@ -75,7 +75,8 @@ def print_sweep(sweep: SweepDict, trials: Sequence[TrialDict], console: Console)
     lines.append(("trials", counted(sweep)))
     if best := sweep["best"]:
         figures = f"trial {best['number']}: {sweep['metric']} {_value(best)}, {settings_text(best['settings'], names)}"
-        lines += [("best", Text(figures)), ("its jobs" if len(best["jobs"]) > 1 else "its job", " ".join(best["jobs"]))]
+        jobs = (f"{job} (its model is gone)" if job in best["gone"] else job for job in best["jobs"])
+        lines += [("best", Text(figures)), ("its jobs" if len(best["jobs"]) > 1 else "its job", " ".join(jobs))]
     if sweep["importances"]:
         shares = (f"{names.get(key, key)} {share:.0%}" for key, share in sweep["importances"].items())
         so_far = " (provisional)" if sweep["status"] == "running" else ""

@@ -200,9 +200,14 @@ class SweepTurns:
     def _remove_losers(self, sweep: str, spec: SweepSpec, record: SweepRecord) -> bool:
         """Remove the weights of trials that have ended and are not the best so far, whose end is on disk.
 
-        False: of some the trainer is still ending.
+        The best is one that still has a model: after that of the best was deleted, the next good one is kept. False: of
+        some the trainer is still ending.
         """
-        all_removed, best = True, record.best(higher_is_better=spec.by.higher_is_better)
+
+        def there(trial: TrialRecord) -> bool:
+            return any(RunDir(self._runs / job).has_model() for job in trial.jobs)
+
+        all_removed, best = True, record.best(higher_is_better=spec.by.higher_is_better, among=there)
         for number in record.finished if spec.keep_models == "best" else []:
             if (best is not None and number == best.number) or (sweep, number) in self._removed:
                 continue

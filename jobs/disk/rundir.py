@@ -80,6 +80,10 @@ class RunDir:
         """Whether the job exists, intact or damaged."""
         return self.events_file.exists() or self.spec_file.exists()
 
+    def has_model(self) -> bool:
+        """Whether the weights that the job delivered are there: not before its end, and not once they are removed."""
+        return self.model.is_dir()
+
     def has_trained(self, record: JobRecord) -> bool:
         """Whether an attempt has begun: by the events, or by the files it left if a repair has cut the events off."""
         return max(record.attempt, self.newest_attempt()) > 0

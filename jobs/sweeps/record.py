@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -130,11 +130,14 @@ class SweepRecord:
         """Trials by outcome; `running`: those that are open."""
         return dict(Counter(trial.outcome or "running" for trial in self.trials))
 
-    def best(self, *, higher_is_better: bool) -> TrialRecord | None:
-        """Of the trials that succeeded; of equals the earliest."""
+    def best(
+        self, *, higher_is_better: bool, among: Callable[[TrialRecord], bool] = lambda trial: True
+    ) -> TrialRecord | None:
+        """Of the trials that succeeded and are `among`; of equals the earliest."""
         found = [trial for trial in self.trials if trial.outcome == "succeeded" and trial.value is not None]
         sign = -1.0 if higher_is_better else 1.0
-        return min(found, key=lambda trial: (sign * (trial.value or 0.0), trial.number), default=None)
+        found.sort(key=lambda trial: (sign * (trial.value or 0.0), trial.number))
+        return next(filter(among, found), None)
 
     def failures(self, most: int) -> Fault | None:
         """The cause with which so many trials failed one after another; None: never so many."""

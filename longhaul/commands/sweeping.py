@@ -106,7 +106,11 @@ def _watch_to_end(call: Call, api: Longhaul, sweep: str) -> int:
     print_sweep(shown, [], call.console)
     call.say(f"all trials: longhaul sweep show {sweep}", "dim")
     if best := shown["best"]:
-        call.say(f"fetch the best model with: longhaul download {best['jobs'][0]}", "dim")
+        there = [job for job in best["jobs"] if job not in best["gone"]]
+        if there:
+            call.say(f"fetch the best model with: longhaul download {there[0]}", "dim")
+        else:
+            call.say(f"the model of the best trial is gone; train it again with: longhaul sweep repeat {sweep}", "dim")
     return _ending(shown)
 
 

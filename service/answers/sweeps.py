@@ -27,6 +27,9 @@ class Trial(Answer):
     """By the dotted key of the job."""
     jobs: list[str]
     """A job for each seed; none where the settings make no valid job."""
+    gone: list[str]
+    """Those of its jobs that trained a model which is no longer there: the sweep keeps that of the best trial alone
+    (`keep_models`), or the job was deleted."""
     value: float | None
     """Of the sweep's metric, the mean over the jobs; of a pruned trial that of the evaluation by which it was stopped;
     null without one."""

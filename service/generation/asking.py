@@ -22,7 +22,7 @@ from service.edge.limits import address
 from service.errors import AnswerFailed, longhaul_error_body
 from service.jobs.actions import Actions
 from service.jobs.checkpoints import checkpoints_of
-from service.jobs.no_model import why_no_model
+from service.jobs.no_model import require_model
 from service.reading.metric_series import SeriesCache
 
 KIND = "generate"
@@ -48,9 +48,8 @@ class Asking:
 
     def _submit(self, job: str, body: GenerateBody, client: str) -> Request:
         run = self._actions.run(job)
-        if body.checkpoint is None and not run.model.is_dir():
-            message, hint = why_no_model(run.record())
-            raise AnswerFailed(409, "no_model", message, hint=hint)
+        if body.checkpoint is None:
+            require_model(run)
         self._actions.store.workers.require(role_of(KIND))
         asked = body.model_copy(update={"checkpoint": self._checkpoint(run, body.checkpoint)})
         return self._requests.submit(KIND, job, asked.model_dump(exclude_defaults=True), client=client)

@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from jobs.disk.rundir import RunDir
 from jobs.errors import NotFound, UserError
 from jobs.generation import (
     GenerateBody,
@@ -195,9 +196,10 @@ def named_job(actions: Actions, model: str) -> tuple[str, str | None]:
 
 
 def models(actions: Actions) -> list[answers.Model]:
-    """Those that jobs delivered, of the newest jobs."""
+    """Those that jobs delivered and that are still there, of the newest jobs."""
     found, _ = actions.store.page(Filter(("succeeded",), dry_run=False), limit=MOST_SEARCHED)
-    return [model_of(each.parsed().record.id, int(each.parsed().record.submitted_at)) for each in found]
+    records = [each.parsed().record for each in found]
+    return [model_of(each.id, int(each.submitted_at)) for each in records if RunDir(actions.runs / each.id).has_model()]
 
 
 def model_of(job: str, created: int) -> answers.Model:

@@ -29,7 +29,7 @@ from service.answers.exports import Export, Push, WorkStatus
 from service.errors import AnswerFailed
 from service.files.confined import NoFile, content
 from service.jobs.actions import Actions
-from service.jobs.no_model import why_no_model
+from service.jobs.no_model import require_model
 
 PATIENCE_S = 86_400.0
 """A request waits for a worker for so long; nobody has to stay to hear of it."""
@@ -81,9 +81,9 @@ class Exports:
             raise Conflict(f"no export of job {run.id} to {format} waits or is being made")
 
     def table(self, job: str) -> list[tuple[ExportFormat, Export | None]]:
-        """Every format that the model of this job may have, with what there is of it."""
-        found = {each.format: each for each in self.all(job)}
-        return [(each, found.get(each)) for each in self._model(self._actions.run(job)).formats]
+        """Every format that the model of this job may have, with what there is of it; none without a model."""
+        run, found = self._actions.run(job), {each.format: each for each in self.all(job)}
+        return [(each, found.get(each)) for each in self._model(run).formats] if run.has_model() else []
 
     def push(self, job: str, body: object, client: str) -> Push:
         """A PushRequest: have it uploaded, unless an upload of it is on its way."""
@@ -112,12 +112,9 @@ class Exports:
 
     def _finished(self, job: str) -> RunDir:
         run = self._actions.run(job)
-        record = run.record()
-        if record.dry_run or record.kind == "evaluate":
-            message, hint = why_no_model(record)
-            raise Conflict(f"{message}; {hint}")
-        if record.status is not Status.SUCCEEDED:
-            raise Conflict(f"job {job} is {record.status}: it has a model once it has succeeded")
+        require_model(run)
+        if (status := run.record().status) is not Status.SUCCEEDED:
+            raise Conflict(f"job {job} is {status}: it has a model once it has succeeded")
         return run
 
     def _model(self, run: RunDir) -> FinishedModel:

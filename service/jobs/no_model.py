@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from jobs.disk.rundir import RunDir
 from jobs.record import JobRecord
 from jobs.state import Status
+from service.errors import AnswerFailed
+
+
+def require_model(run: RunDir) -> None:
+    """Raises AnswerFailed (`no_model`) where the job has no model."""
+    if not run.has_model():
+        message, hint = why_no_model(run.record())
+        raise AnswerFailed(409, "no_model", message, hint=hint)
 
 
 def why_no_model(record: JobRecord) -> tuple[str, str]:
@@ -16,11 +25,12 @@ def why_no_model(record: JobRecord) -> tuple[str, str]:
             f"job {job} evaluates a model, and makes none",
             "name a job that has trained one: `longhaul list --status succeeded` shows them",
         )
-    if record.sweep is not None and record.status is Status.SUCCEEDED:
+    ended = record.status.terminal
+    if record.sweep is not None and ended and (record.status is Status.SUCCEEDED or record.checkpoint is None):
         return (
             f"job {job} is a trial of sweep {record.sweep}, which keeps the model of its best trial alone",
             f"`longhaul sweep show {record.sweep}` names the best; a sweep with `keep_models: all` keeps all models",
         )
-    if record.status.terminal:
+    if ended:
         return f"job {job} has made no model", checkpoints
     return f"job {job} has no model yet", f"wait for its end, or {checkpoints}"

@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -28,6 +28,7 @@ from jobs.sweeps.spec import SweepSpec, parse_sweep
 from jobs.version import VERSION
 from jobs.wrong_spec import explain
 from service import answers
+from service.answers.sweeps import TrialStatus
 from service.jobs.actions import Actions
 from service.jobs.submissions import check_name, checked_key, sha256
 
@@ -118,7 +119,10 @@ class Sweeps:
         """How it stands. The answer of one that has ended is kept. Raises Damaged, NotFound."""
         state, kept = sweep.state(), self._ended.get(sweep.id)
         if kept is not None and kept[0] == state:
-            return kept[1]
+            best = kept[1].best
+            if best is not None and (gone := _gone(sweep, kept[1].specification, best.status, best.jobs)) != best.gone:
+                best = best.model_copy(update={"gone": gone})  # no event of the sweep says that a job was deleted
+            return kept[1].model_copy(update={"best": best})
         answer = sweep_answer(sweep, sweep.record())
         if answer.status != "running":
             self._ended[sweep.id] = state, answer
@@ -214,7 +218,7 @@ def sweep_answer(sweep: SweepDir, record: SweepRecord) -> answers.Sweep:
         max_trials=spec.most_trials,
         parameters=list(spec.space),
         trials={status: count for status, count in counts.items() if count},
-        best=None if best is None else trial_answer(best),
+        best=None if best is None else trial_answer(sweep, spec, best),
         importances=record.importances,
         waiting=next((found.why for found in rests if found.holds), None),
         error=None if ended is None else ended.error,
@@ -225,7 +229,8 @@ def sweep_answer(sweep: SweepDir, record: SweepRecord) -> answers.Sweep:
 
 def trial_answers(sweep: SweepDir, record: SweepRecord) -> list[answers.Trial]:
     """All trials as the API shows them, by number."""
-    return [trial_answer(trial, _rest(sweep, trial)) for trial in record.trials]
+    spec = sweep.spec()
+    return [trial_answer(sweep, spec, trial, _rest(sweep, trial)) for trial in record.trials]
 
 
 def _rest(sweep: SweepDir, trial: TrialRecord) -> Rest | None:
@@ -239,16 +244,25 @@ def _rest(sweep: SweepDir, trial: TrialRecord) -> Rest | None:
     return rest(trial, jobs)
 
 
-def trial_answer(trial: TrialRecord, rests: Rest | None = None) -> answers.Trial:
+def _gone(sweep: SweepDir, spec: Mapping[str, Any], status: str, jobs: Sequence[str]) -> list[str]:
+    """Jobs of a trial that trained a model which is no longer there."""
+    if status != "succeeded" or spec["job"].get("kind") == "evaluate":
+        return []
+    return [job for job in jobs if not RunDir(sweep.path.parent.parent / job).has_model()]
+
+
+def trial_answer(sweep: SweepDir, spec: SweepSpec, trial: TrialRecord, rests: Rest | None = None) -> answers.Trial:
     """A trial as the API shows it."""
     pruned = trial.pruned
+    status: TrialStatus = trial.outcome or ("running" if rests is None else "paused")
     message = rests.why if rests is not None else None if pruned is None else pruned.message
     return answers.Trial(
         object="sweep.trial",
         number=trial.number,
-        status=trial.outcome or ("running" if rests is None else "paused"),
+        status=status,
         settings=trial.settings,
         jobs=list(trial.jobs),
+        gone=_gone(sweep, {"job": spec.job}, status, trial.jobs),
         value=pruned.value if pruned is not None and trial.value is None else trial.value,
         values=list(trial.values),
         started_at=int(trial.started_at),

@@ -14,6 +14,7 @@ from service.edge.redaction import as_written
 from service.generation import openai
 from service.generation.asking import Asking, body_of, client_of, events, generation
 from service.jobs.actions import Actions
+from service.jobs.no_model import why_no_model
 from service.openapi.documented import CHAT_BODY, CHAT_STREAM, GENERATE_BODY, GENERATE_STREAM, JobId, documented
 from service.reading.stream import Stream, Streams, kept_alive
 
@@ -83,8 +84,9 @@ def routes(actions: Actions, asking: Asking, streams: Streams, *, keep_alive_s: 
     ) -> answers.Model:
         """One of them, by `ft:` and the id or the name of a job."""
         job, _ = openai.named_job(actions, model)
-        if not actions.run(job).model.is_dir():
-            raise NotFound(f"job {job} has delivered no model")
+        run = actions.run(job)
+        if not run.has_model():
+            raise NotFound(why_no_model(run.record())[0])
         return openai.model_of(job, int(actions.find(job).record.submitted_at))
 
     return router

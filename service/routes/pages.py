@@ -32,6 +32,7 @@ from service.files.uploads import Uploads
 from service.jobs.actions import Actions
 from service.jobs.checkpoints import checkpoints_of
 from service.jobs.exports import Exports
+from service.jobs.no_model import why_no_model
 from service.pages.job_story import JobStory, side_by_side, story_of
 from service.pages.render import Renderer, is_encrypted
 from service.pages.report import PICTURES
@@ -165,8 +166,9 @@ def routes(
         if tab == "try":
             run = actions.run(job)
             newest_first = sorted((folder.name for folder in run.checkpoints.glob("step-*")), reverse=True)
-            delivered = run.model.is_dir()
+            delivered = run.has_model()
             values |= {"delivered": delivered, "checkpoints": newest_first, "askable": delivered or newest_first}
+            values["why_no_model"] = "" if delivered or not one.finished_at else why_no_model(run.record())[0]
         if tab == "files":
             run = actions.run(job)
             values["checkpoints"] = checkpoints_of(run, kept, runs_name=actions.runs.name)

@@ -195,6 +195,15 @@ def test_who_watches_reads_each_trial_once_and_the_best_at_the_end(
     assert [each["number"] for each in trials] == [0, 1, 2, 3] and last["status"] == "succeeded"
 
 
+def test_of_a_best_trial_whose_job_was_deleted_its_model_is_not_offered(run: Run, service: Service) -> None:
+    sweep = seed_sweep(service, ended=True)
+    job = f"job-{sweep[6:]}-0"
+    service.run(job).model.rmdir()
+    shown = " ".join(run("sweep", "watch", sweep).split())
+    assert f"{job} (its model is gone)" in shown and f"longhaul download {job}" not in shown
+    assert f"train it again with: longhaul sweep repeat {sweep}" in shown
+
+
 def json_lines(run: Run, *words: str) -> list[str]:
     """What a command prints with --json, a line each."""
     return str(run(*words, "--js")).splitlines()  # the fixture parses what --json prints as one

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.events import AttemptEnded, AttemptStarted, Fault, JobFailed, JobQueued, JobSucceeded, JobValidated
+from jobs.events import (
+    AttemptEnded,
+    AttemptStarted,
+    Fault,
+    JobFailed,
+    JobQueued,
+    JobSucceeded,
+    JobValidated,
+    ModelRemoved,
+)
 from tests.service.running import Service
+from tests.service.seeded import start_trial
 from tests.support.samples import checked, prepared
 
 STARTED = (checked(), prepared(4), JobQueued(), AttemptStarted(worker="w", device="cpu"))
@@ -43,7 +53,7 @@ def test_a_dry_run_and_an_evaluation_make_none(service: Service, path: str) -> N
     )
     body = {"input": "leeks"} if path == "generate" else {"format": "gguf"}
     told = [service.post(f"/jobs/{job}/{path}", json=body).json()["error"] for job in (dry_run, evaluation)]
-    assert [each["message"] + ("; " + each["hint"] if path == "generate" else "") for each in told] == [
+    assert [each["message"] + "; " + each["hint"] for each in told] == [
         f"job {dry_run} is a dry run, which trains nothing; `longhaul clone {dry_run}` submits it for training",
         f"job {evaluation} evaluates a model, and makes none; name a job that has trained one: "
         "`longhaul list --status succeeded` shows them",
@@ -52,4 +62,28 @@ def test_a_dry_run_and_an_evaluation_make_none(service: Service, path: str) -> N
     assert again.status_code == 202 and not again.json()["dry_run"], "the advice works"
     for job in (dry_run, evaluation):
         page = service.get(f"/jobs/{job}?tab=try", headers={"Accept": "text/html"}).text
-        assert "No model yet" not in page
+        assert "No model yet" not in page and "<h2>No model</h2>" in page
+
+
+def test_what_a_sweep_removed_is_no_model_anywhere(service: Service) -> None:
+    body = {"job": {"data": {"train": "rows.jsonl"}}, "space": {"training.batch_size": [16, 32]}}
+    sweep = service.post("/sweeps", json=body).json()["id"]
+    kept, removed = start_trial(service, sweep, 0), start_trial(service, sweep, 1)
+    for job in (kept, removed):
+        service.append(
+            job, *STARTED, AttemptEnded(reason="done", step=4), JobSucceeded(model="model", step=4, loss=1.0)
+        )
+    service.run(kept).model.mkdir()
+    service.append(removed, ModelRemoved())
+    push = {"repository": "cooks/tuned", "license": "mit"}
+    for path, asked_for in (("generate", {"input": "x"}), ("exports", {"format": "merged"}), ("push", push)):
+        answer = service.post(f"/jobs/{removed}/{path}", json=asked_for)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "no_model"), path
+        assert f"is a trial of sweep {sweep}, which keeps the model of its best" in answer.json()["error"]["message"]
+    assert [each["id"] for each in service.get("/v1/models").json()["data"]] == [f"ft:{kept}"]
+    assert service.get(f"/v1/models/ft:{removed}").status_code == 404
+    assert service.get(f"/jobs/{removed}").json()["fine_tuned_model"] is None
+    pages = {
+        tab: service.get(f"/jobs/{removed}?tab={tab}", headers={"Accept": "text/html"}).text for tab in ("try", "files")
+    }
+    assert f"Job {removed} is a trial of sweep {sweep}" in pages["try"] and "<h2>Exports</h2>" not in pages["files"]

@@ -195,6 +195,24 @@ def test_a_trial_without_a_model_says_which_one_has_it(service: Service) -> None
     assert f"longhaul sweep show {sweep}" in refused["hint"]
 
 
+def test_a_sweep_says_which_models_are_gone_also_after_its_end(service: Service) -> None:
+    sweep = submit(service).json()["id"]
+    jobs = [start_trial(service, sweep, number) for number in range(2)]
+    service.run(jobs[1]).model.mkdir()  # that of the other was removed, for it was worse
+    ended = [TrialEnded(trial=number, outcome="succeeded", value=2.0 - number) for number in range(2)]
+    end(service, sweep, *ended)
+    trials = service.get(f"/sweeps/{sweep}/trials").json()["data"]
+    assert [each["gone"] for each in trials] == [[jobs[0]], []]
+    best = service.get(f"/sweeps/{sweep}").json()["best"]
+    assert (best["number"], best["gone"]) == (1, [])
+    service.append(jobs[1], JobCancelled())
+    assert service.request("DELETE", f"/jobs/{jobs[1]}").ok
+    best = service.get(f"/sweeps/{sweep}").json()["best"]
+    assert (best["number"], best["gone"]) == (1, [jobs[1]])
+    page = service.get(f"/sweeps/{sweep}", headers={"Accept": "text/html"}).text
+    assert f"<code>{jobs[1]}</code> has no model any more" in page and f'href="/jobs/{jobs[1]}">Its job' not in page
+
+
 def test_lists_of_jobs_have_trials_when_they_are_asked_for(service: Service) -> None:
     job, sweep = service.submit(), submit(service).json()["id"]
     trial = start_trial(service, sweep, 0)

@@ -90,7 +90,7 @@ def test_a_job_that_delivered_no_whole_model_is_named_with_what_helps(place: Wor
     with pytest.raises(Rejected, match="there is no job job-nowhere"):
         place.check(run)
     lora = place.job()
-    with pytest.raises(Rejected, match="has delivered no model"):
+    with pytest.raises(Rejected, match="has no model"):
         place.check(place.job(kind="evaluate", model=lora.id))
     lora.model.mkdir()
     (lora.model / "adapter_config.json").write_text("{}")

@@ -205,6 +205,24 @@ def test_models_of_trials_that_are_not_the_best_are_removed(house: Publish, keep
     assert weights(house) == {run.id for run in list_runs(house.runs) if run.record().result_model is not None}
 
 
+def test_after_the_best_was_deleted_the_best_of_those_that_follow_keeps_its_model(house: Publish) -> None:
+    sweep = house.submit(max_trials=4, sampler="random", seed=2, parallel=1)
+    leave = with_weights(house)
+    for _ in range(8):
+        house.sweeps.turn()
+        if (best := sweep.record().best(higher_is_better=False)) is not None:
+            break
+        for trial in sweep.record().open:
+            house.append(trial.jobs[0], *leave(trial.settings))
+    assert best is not None
+    removal.remove(house.runs / best.jobs[0])  # as `longhaul delete` does
+    record = house.until_ended(sweep, leave)
+    house.sweeps.turn()
+    others = [trial for trial in record.trials if trial.number != best.number]
+    kept = min(others, key=lambda trial: (trial.value or 0.0, trial.number))
+    assert weights(house) == {*kept.jobs}
+
+
 @pytest.mark.parametrize("where", ["rename", "remove"])
 def test_killed_while_models_are_removed_the_best_so_far_is_there(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str

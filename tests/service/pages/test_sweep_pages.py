@@ -242,7 +242,7 @@ def trial(number: int, value: float | None, status: TrialStatus = "succeeded", *
     settings: dict[str, Value] = {"training.learning_rate": 1e-4, "method.type": "full"}
     return answers.Trial(
         object="sweep.trial", number=number, status=status, settings=settings | {_KEYS[key]: more[key] for key in more},
-        jobs=[], value=value, values=[], started_at=0, finished_at=None, seconds=0.0, message=None, error=None,
+        jobs=[], gone=[], value=value, values=[], started_at=0, finished_at=None, seconds=0.0, message=None, error=None,
     )  # fmt: skip
 
 

@@ -189,7 +189,7 @@ def test_what_cannot_be_asked_for(service: Service, run: RunDir, make_run: MakeR
         api.push(run.id, "cooks/other", license="mit")
     open_run = make_run("job-open", **SHORT)
     service.store.append(open_run, STATES["queued"])
-    with pytest.raises(ApiError, match="it has a model once it has succeeded"):
+    with pytest.raises(ApiError, match="job job-open has no model yet"):
         api.export(open_run.id, "ctranslate2")
     for worker in service.store.workers.all():
         service.store.workers.forget(worker.name)

@@ -264,7 +264,7 @@ def test_another_order_of_rows_in_gguf_is_refused(workplace: Workplace, monkeypa
 
 def test_only_finished_jobs_whose_rows_are_there(make_run: MakeRun, dataset_folder: Path, tmp_path: Path) -> None:
     run = make_run(**SHORT)
-    with pytest.raises(Rejected, match="has delivered no model"):
+    with pytest.raises(Rejected, match="has no model"):
         exported(run, CT2)
     assert attempt(run) == 0
     plan = run.plan()

@@ -78,11 +78,11 @@ def delivered(run: RunDir, progress: Callable[[], object] = lambda: None) -> Pat
 
     Raises Rejected (`no_model`, `model_damaged`).
     """
-    if not run.model.is_dir():
+    if not run.has_model():
         raise Rejected(
-            f"job {run.id} has delivered no model",
+            f"job {run.id} has no model",
             code="no_model",
-            hint=f"wait for its end: longhaul watch {run.id}. Its checkpoints: longhaul checkpoints {run.id}",
+            hint=f"longhaul show {run.id} says what became of it, and longhaul checkpoints {run.id} what else there is",
         )
     if not (run.model / MANIFEST).exists():
         return run.model
