@@ -460,14 +460,17 @@ def test_another_order_of_rows_is_refused(place: StagesWorkplace, monkeypatch: p
     assert place.refused(source).detail_code == "other_order"
 
 
-@pytest.mark.parametrize("changed", ["rows.jsonl", "held_out.jsonl"])
-def test_rows_that_were_changed_since_are_refused(place: StagesWorkplace, changed: str) -> None:
-    source = place.begun()
+@pytest.mark.parametrize(
+    ("changed", "model"),
+    [("rows.jsonl", "./model"), ("held_out.jsonl", "./model"), ("rows.jsonl", "builtin:t5-tiny")],
+)
+def test_rows_that_were_changed_since_are_refused(place: StagesWorkplace, changed: str, model: str) -> None:
+    source = place.begun(model=model)
     with open(place.data / changed, "a") as file:
         file.write('{"input": "w1 w2 w3", "target": "w3"}\n')
-    error = place.refused(source, late=True)
+    error = place.refused(source, late=True, model=model)
     assert (error.detail_code, error.param) == ("other_run", "data.train")
-    assert "are not those that" in str(error)
+    assert "rows.jsonl are not those that" in str(error)
 
 
 def test_the_same_rows_prepared_by_another_version_are_the_same(place: StagesWorkplace) -> None:

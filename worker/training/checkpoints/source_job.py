@@ -16,7 +16,7 @@ from jobs.disk.rundir import RunDir
 from jobs.errors import Rejected
 from jobs.memory_plan import OptimizerName
 from jobs.plan import DataPlan, Plan, SourceSummary, most_steps
-from jobs.spec import JobSpec
+from jobs.spec import BUILTIN_MODELS, JobSpec
 from worker.training.checkpoints.checkpoint import TrainState, check_order, newest_first, verify
 from worker.training.checkpoints.evaluated import stops
 from worker.training.dataset.data import PARTS, SIDES
@@ -170,16 +170,17 @@ def check_steps_left(spec: JobSpec, data: DataPlan, source: str, state: TrainSta
 
 def check_content(before: SourceJob, plan: Plan) -> None:
     """Raise Rejected (`other_run`) unless rows and model are those the run began with (`plan`: this job's)."""
-    # Both folders are named after their content.
+    # Both folders are named after their content. A built-in model is made from the rows: with others it is another.
     names = [Path(str(each.model.folder)).name for each in (plan, before.plan)]
-    if names[0] != names[1]:
+    same_rows = _same_rows(Path(str(plan.data.prepared)), Path(str(before.plan.data.prepared)))
+    if names[0] != names[1] and (same_rows or plan.model.source not in BUILTIN_MODELS):
         raise _refused(
             f"the files of model {plan.model.source} are not those that job {before.run.id} began with",
             "other_run",
             "bring them back, or leave resume_from out to start over",
             "model",
         )
-    if not _same_rows(Path(str(plan.data.prepared)), Path(str(before.plan.data.prepared))):
+    if not same_rows:
         raise _refused(
             f"the rows of {plan.data.train} are not those that job {before.run.id} began with "
             f"({plan.data.rows} to learn from, {before.plan.data.rows} there)",
