@@ -93,10 +93,6 @@ def test_a_patch_that_makes_no_job_is_refused_by_name(service: Service) -> None:
     assert [run.name for run in service.settings.runs.iterdir()] == [job]
 
 
-def test_a_clone_of_nothing_is_404(service: Service) -> None:
-    assert clone(service, "job-unknown", {}).status_code == 404
-
-
 def test_a_key_stands_for_one_clone(service: Service) -> None:
     job, other = service.submit(), service.submit()
     first, again = (clone(service, job, {"name": "x"}, key="k") for _ in range(2))

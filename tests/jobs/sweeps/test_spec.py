@@ -37,7 +37,7 @@ def test_the_template_is_not_changed() -> None:
 @pytest.mark.parametrize(
     ("space", "more", "says"),
     [
-        ({}, {}, "space"),
+        ({}, {}, "at least 1 item"),
         ({"training.learning_rate": {"range": [1e-3, 1e-5]}}, {}, "first bound must be below"),
         ({"training.learning_rate": {"range": [0, 1], "log": True}}, {}, "above 0"),
         ({"training.learning_rate": {"range": [0.1, 1], "log": True, "step": 0.1}}, {}, "exclude each other"),
@@ -46,6 +46,10 @@ def test_the_template_is_not_changed() -> None:
         ({"training.batch_size": {"choice": [8, 8]}}, {}, "twice"),
         ({"training.batch_size": {"choice": [8], "log": True}}, {}, "go with range or int"),
         ({"training.batch_size": {"int": [1, 9], "step": 0.5}}, {}, "step of an integer"),
+        ({"training.batch_size": [8]}, {"max_trials": 0}, "max_trials: must be greater than or equal to 1"),
+        ({"training.batch_size": [8]}, {"direction": "maximize"}, "direction: of loss a sweep can only minimize"),
+        ({"training.learning_rate": {"range": [1e-5, 2.0]}}, {}, "less than or equal to 1"),
+        ({"training.epochs": [-1, 2]}, {}, "space.training.epochs: must be greater than"),
         ({"training.batch_sizes": [8]}, {}, "space.training.batch_sizes: unknown key"),
         ({"training.batch_size": ["many"]}, {}, "space.training.batch_size"),
         ({"model.first": ["many"]}, {}, "no object"),
