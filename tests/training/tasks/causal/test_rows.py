@@ -69,7 +69,7 @@ BROKEN = {
     "is endless": ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
                    "computes for more than 0.2 s for one row"),
     "takes memory": ("{{ 'x' * 2 ** 30 }}", "needs more than 512 MiB of memory for one row"),
-    "goes on and on": ("{{ 'x' * 40000 }}{% for m in messages %}" + _TURN + "{% endfor %}" + _ASK,
+    "writes too much": ("{{ 'x' * 40000 }}{% for m in messages %}" + _TURN + "{% endfor %}" + _ASK,
                        "writes far more than the turns hold"),
     "is no template": ("{% for m in messages %}", "refuses the turns"),
     "another name": ("{% for m in messages %}{{ m['text'] }}{% endfor %}", "does not end a reply"),
