@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,7 @@ def test_every_source_becomes_one_file_of_bf16(
 
 def test_fp32_is_rounded_as_torch_rounds(workplace: Workplace) -> None:
     tensors = originals()
-    odd = torch.tensor([1.00390625, 1.01171875, -0.0, 1e-45, 3.4e38, float("inf"), float("nan"), -1.0])
+    odd = torch.tensor([1.00390625, 1.01171875, -0.0, 1e-45, 3.38e38, -1.0])
     tensors[EMBEDDING].view(-1)[: len(odd)] = odd
     write_source(source_of(workplace), tensors)
     made = load_file(prepared(workplace) / "model.safetensors")[EMBEDDING]
@@ -263,6 +264,21 @@ def test_floats_of_any_type_become_float16_and_what_is_float16_stays_as_it_is(
         assert json.loads((folder / "config.json").read_text())["dtype"] == "float16"
         assert model_store.underflow(folder) == {}
         assert damage(folder, Seq2Seq(), thorough=True) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("broken", [math.nan, -math.inf])
+def test_weights_that_are_not_finite_are_refused_by_name_in_every_type(
+    workplace: Workplace, noting: Noting, dtype: torch.dtype, broken: float
+) -> None:
+    tensors = originals()
+    tensors[EMBEDDING][3, 4:6] = broken
+    write_source(source_of(workplace), {name: each.to(dtype) for name, each in tensors.items()})
+    plan = ModelPlan(source="./tiny", parameters=sum(each.numel() for each in tensors.values()))
+    with pytest.raises(Rejected) as caught:
+        stored_model(plan, workplace.settings, Seq2Seq(), noting, dtype="bfloat16")
+    assert (caught.value.detail_code, caught.value.param) == ("weights_not_finite", "model")
+    assert f"have values that are NaN, or infinite in bfloat16: {EMBEDDING} (2 values)" in str(caught.value)
 
 
 def test_weights_beyond_float16_are_refused_by_name_and_nothing_is_stored(workplace: Workplace, noting: Noting) -> None:

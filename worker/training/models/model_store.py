@@ -143,7 +143,8 @@ def convert(
     `config.json` becomes what the task makes of it, and gets the dtype, and in `tie_word_embeddings` the truth about
     the head. A tokenizer without tokenizer.json gets one. Tensors that the task adds begin at random values, by `seed`.
 
-    Raises Rejected (`weights_overflow`) where float16 cannot hold the weights.
+    Raises Rejected where weights are NaN or infinite (`weights_not_finite`), or float16 cannot hold them
+    (`weights_overflow`).
     """
     tensors = validate_folder(source, name, task)
     config = {**task.adapted(read_config(source, name))}
@@ -164,7 +165,7 @@ def convert(
     write_synced(target / CONFIG, json.dumps(config, indent=2, sort_keys=True).encode() + b"\n")
     rounding = Rounding(dtype)
     weights = _write_weights(target / SINGLE, tensors, new, name, journal, rounding)
-    rounding.refuse_overflow(name)
+    rounding.refuse(name)
     seal(target, name, {SINGLE: weights}, new=sorted(new), underflow=rounding.underflow)
 
 
@@ -299,7 +300,7 @@ def _pieces(name: str, stored: Stored, source: str, rounding: Rounding) -> Itera
                     raise damaged(source, f"{stored.file.name} became shorter while it was read")
                 filled += got
             left -= len(view)
-            if stored.dtype in FLOATS and stored.dtype != STORED[rounding.dtype]:
+            if stored.dtype in FLOATS:
                 yield rounding.bytes_of(name, torch.frombuffer(view, dtype=getattr(torch, FLOATS[stored.dtype])))
             else:
                 yield view

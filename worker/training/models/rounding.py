@@ -27,12 +27,17 @@ class Rounding:
     """The largest absolute value of a tensor that has such."""
     underflow: dict[str, int] = field(default_factory=dict)
     """How many numbers of a tensor became 0."""
+    not_finite: dict[str, int] = field(default_factory=dict)
+    """How many numbers of a tensor are NaN or infinite, before float16 or in bfloat16."""
 
     def bytes_of(self, name: str, numbers: torch.Tensor) -> memoryview:
         """Of a piece of this tensor, rounded to the nearest (ties to even)."""
         import torch
 
         rounded = numbers.to(getattr(torch, self.dtype))
+        held = numbers if self.dtype == "float16" else rounded  # what float16 cannot hold is told apart
+        if broken := held.numel() - int(torch.count_nonzero(torch.isfinite(held))):
+            self.not_finite[name] = self.not_finite.get(name, 0) + broken
         if self.dtype == "float16" and numbers.dtype != torch.float16:
             beyond = numbers[torch.isinf(rounded) & torch.isfinite(numbers)]
             if len(beyond):
@@ -42,8 +47,14 @@ class Rounding:
         content: memoryview = rounded.reshape(-1).view(torch.uint8).numpy().data
         return content
 
-    def refuse_overflow(self, source: str) -> None:
-        """Raise Rejected (`weights_overflow`), naming tensors, if there was any."""
+    def refuse(self, source: str) -> None:
+        """Raise Rejected (`weights_not_finite`, `weights_overflow`), naming tensors, where a model cannot be stored."""
+        reject_tensors(
+            "weights_not_finite",
+            [f"{name} ({count:,} values)" for name, count in self.not_finite.items()],
+            f"of {source} have values that are NaN, or infinite in {self.dtype}",
+            hint="the files are damaged, or were published so: get them again, or take another revision or model",
+        )
         reject_tensors(
             "weights_overflow",
             [f"{name} (up to {largest:,.0f})" for name, largest in self.overflow.items()],
