@@ -141,7 +141,7 @@ def _delivered(run: Path, job: str) -> Path:
     folder = run / "model"
     if not folder.is_dir():
         raise Rejected(
-            f"model: job {job} has delivered no model" if run.is_dir() else f"model: there is no job {job}",
+            f"model: job {job} has no model" if run.is_dir() else f"model: there is no job {job}",
             code="model_not_found",
             param="model",
             hint="name one that has succeeded: `longhaul list --status succeeded` shows them",
