@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import errno
 import json
 import os
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,9 @@ TENSORS = ("model.safetensors", "optimizer.safetensors")
 class StagesWorkplace(Workplace):
     """A tiny model and 41 rows, as in the other tests of training, but for all three stages."""
 
+    source: RunDir
+    """A job that was stopped, of the settings that the fixture names."""
+
     def job(self, train: str = "rows.jsonl", *, model: str = "./model", **parts: Any) -> RunDir:
         """`SETTINGS`, and what is said here."""
         merged = {key: SETTINGS[key] | parts.pop(key, {}) for key in SETTINGS if key != "model"}
@@ -96,9 +101,44 @@ class StagesWorkplace(Workplace):
         return caught.value
 
 
+MakePlace = Callable[..., StagesWorkplace]
+
+
+@pytest.fixture(scope="module")
+def _place_with(tmp_path_factory: pytest.TempPathFactory, _made_model: Path) -> MakePlace:
+    """A place with a job that was stopped: made once, and put back at its path, which the plan names, for each test."""
+    folder = tmp_path_factory.mktemp("resume_from")
+    made: dict[str, tuple[StagesWorkplace, Path]] = {}
+
+    def put_back(stop_at: int = STEP_7, **parts: Any) -> StagesWorkplace:
+        key = json.dumps([stop_at, parts])
+        shutil.rmtree(folder / "place", ignore_errors=True)
+        if key not in made:
+            place = with_rows(folder / "place", _made_model)
+            place.source = place.begun(stop_at, **parts)
+            made[key] = place, Path((folder / "place").rename(folder / f"begun-{len(made)}"))
+        place, kept = made[key]
+        shutil.copytree(kept, folder / "place")
+        return copy.copy(place)
+
+    return put_back
+
+
 @pytest.fixture
-def place(tmp_path: Path, model_folder: Path) -> StagesWorkplace:
-    place = StagesWorkplace(tmp_path / "place")
+def place(_place_with: MakePlace) -> StagesWorkplace:
+    """Its source was stopped at step 7, and has a checkpoint of step 5, too."""
+    return _place_with()
+
+
+@pytest.fixture
+def rising(_place_with: MakePlace) -> StagesWorkplace:
+    """The validation loss of its source rises from step 8 on; it was stopped at step 19."""
+    return _place_with(3 + 19 + 4 * 2, **RISING)
+
+
+def with_rows(root: Path, model_folder: Path) -> StagesWorkplace:
+    """Without a job."""
+    place = StagesWorkplace(root)
     shutil.copytree(model_folder, place.data / "model")
     draw = random.Random(7)
     rows = []
@@ -139,15 +179,14 @@ def test_with_the_same_settings_it_ends_like_a_run_that_was_never_interrupted(
     assert verify(source.checkpoints / "step-00000007").spec_sha256 == source.spec().sha256()
 
 
-def test_the_best_of_the_whole_run_becomes_the_model(place: StagesWorkplace) -> None:
-    # The validation loss rises from step 8 on; the run is stopped at step 19.
-    whole = place.job(**RISING)
-    place.prepare(whole)
+def test_the_best_of_the_whole_run_becomes_the_model(rising: StagesWorkplace) -> None:
+    whole = rising.job(**RISING)
+    rising.prepare(whole)
     assert attempt(whole) == 0
     best = trained(whole).step
     assert best < 19
-    source = place.begun(3 + 19 + 4 * 2, **RISING)
-    run, adopted = place.goes_on(source, **RISING)
+    source = rising.source
+    run, adopted = rising.goes_on(source, **RISING)
     assert adopted.step == 19
     assert checkpoints(run) == [f"step-{best:08d}", "step-00000019"]
     shutil.rmtree(source.path)
@@ -157,7 +196,7 @@ def test_the_best_of_the_whole_run_becomes_the_model(place: StagesWorkplace) -> 
 
 
 def test_other_settings_count_from_that_step_on(place: StagesWorkplace) -> None:
-    source = place.begun()
+    source = place.source
     run, _ = place.goes_on(
         source,
         training={"learning_rate": 0.002, "epochs": 6, "lr_scheduler": "constant", "warmup_ratio": 0.0},
@@ -192,7 +231,7 @@ def test_a_finished_job_is_given_more_epochs(place: StagesWorkplace, monkeypatch
 
 
 def test_what_memory_taught_goes_along_only_where_it_is_planned_alike(place: StagesWorkplace) -> None:
-    source = place.begun()
+    source = place.source
     learned = verify(source.checkpoints / "step-00000007")
     taught = {"input ≤ 64, target ≤ 64": SafeSize(1)}
     edit_state(source.checkpoints / "step-00000007", micro_batch=2, safe=taught)
@@ -206,29 +245,29 @@ def test_what_memory_taught_goes_along_only_where_it_is_planned_alike(place: Sta
     assert other.metrics()[0].micro_batch == 8
 
 
-def test_losses_over_other_rows_are_not_compared(place: StagesWorkplace) -> None:
-    source = place.begun(**RISING, stop_at=3 + 19 + 4 * 2)
-    run, _ = place.goes_on(source, **RISING | {"evaluation": RISING["evaluation"] | {"max_rows": 8}})
+def test_losses_over_other_rows_are_not_compared(rising: StagesWorkplace) -> None:
+    source = rising.source
+    run, _ = rising.goes_on(source, **RISING | {"evaluation": RISING["evaluation"] | {"max_rows": 8}})
     assert checkpoints(run) == ["step-00000019"]
     state = verify(run.checkpoints / "step-00000019")
     assert (state.first_loss, state.best_loss, state.validation_loss) == (None, None, None)
     assert verify(source.checkpoints / "step-00000019").best_loss is not None
 
 
-def test_losses_of_an_earlier_version_which_evaluated_the_first_rows_are_not_compared(place: StagesWorkplace) -> None:
-    source = place.begun(**RISING, stop_at=3 + 19 + 4 * 2)
+def test_losses_of_an_earlier_version_which_evaluated_the_first_rows_are_not_compared(rising: StagesWorkplace) -> None:
+    source = rising.source
     plan = source.plan()
     first = plan.model_copy(update={"data": plan.data.model_copy(update={"evaluation_rows": "first"})})
     source.write_plan(first)
-    run, _ = place.goes_on(source, **RISING)
+    run, _ = rising.goes_on(source, **RISING)
     assert verify(run.checkpoints / "step-00000019").best_loss is None and not file_of(run, 0).exists()
     source.write_plan(plan)
-    run, _ = place.goes_on(source, **RISING)
+    run, _ = rising.goes_on(source, **RISING)
     assert verify(run.checkpoints / "step-00000019").best_loss is not None and file_of(run, 0).exists()
 
 
 def test_an_earlier_checkpoint_can_be_named_and_a_resumed_job_be_gone_on_from(place: StagesWorkplace) -> None:
-    source = place.begun()
+    source = place.source
     first, adopted = place.goes_on(f"{source.id}/step-00000005")
     assert (adopted.source, adopted.step) == (f"{source.id}/step-00000005", 5)
     second, adopted = place.goes_on(first)
@@ -240,7 +279,7 @@ def test_an_earlier_checkpoint_can_be_named_and_a_resumed_job_be_gone_on_from(pl
 
 
 def test_the_time_is_that_of_the_steps_that_are_left(place: StagesWorkplace) -> None:
-    source = place.begun()
+    source = place.source
     run, _ = place.goes_on(source)
     whole, left = source.plan(), run.plan()
     assert whole.time is not None and left.time is not None and whole.steps == left.steps == 21
@@ -248,7 +287,7 @@ def test_the_time_is_that_of_the_steps_that_are_left(place: StagesWorkplace) -> 
 
 
 def test_events_and_record_say_from_where_it_goes_on(place: StagesWorkplace) -> None:
-    source = place.begun()
+    source = place.source
     flip_a_bit(source.checkpoints / "step-00000007")
     run = place.job(resume_from=source.id)
     checked = place.check(run)
@@ -270,7 +309,7 @@ def test_events_and_record_say_from_where_it_goes_on(place: StagesWorkplace) -> 
 
 
 def test_weights_and_states_are_linked_and_stay_when_the_other_job_is_deleted(place: StagesWorkplace) -> None:
-    source = place.begun()
+    source = place.source
     run, adopted = place.goes_on(source)
     for file in TENSORS:
         mine, theirs = (each.checkpoints / "step-00000007" / file for each in (run, source))
@@ -287,7 +326,7 @@ def test_where_links_are_not_possible_it_is_copied_if_there_is_room(
     def no_link(*arguments: object) -> None:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
-    source = place.begun()
+    source = place.source
     monkeypatch.setattr(os, "link", no_link)
     with monkeypatch.context() as patch:
         free_bytes(patch, 150_000)
@@ -308,7 +347,7 @@ def test_where_links_are_not_possible_it_is_copied_if_there_is_room(
 
 
 def test_a_damaged_one_is_passed_over_for_the_one_before(place: StagesWorkplace) -> None:
-    source = place.begun()
+    source = place.source
     flip_a_bit(source.checkpoints / "step-00000007")
     _, adopted = place.goes_on(source)
     assert adopted.step == 5
@@ -327,7 +366,7 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(place: StagesWorkplace)
 def test_one_that_is_pruned_meanwhile_is_passed_over_for_the_newest_there_is_then(
     place: StagesWorkplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = place.begun()
+    source = place.source
     run = place.job(resume_from=source.id)
     place.check(run)
     real = shutil.copyfile
@@ -344,7 +383,7 @@ def test_one_that_is_pruned_meanwhile_is_passed_over_for_the_newest_there_is_the
 
 
 def test_one_that_was_damaged_after_it_was_taken_is_not_replaced_by_the_beginning(place: StagesWorkplace) -> None:
-    run, _ = place.goes_on(place.begun())
+    run, _ = place.goes_on(place.source)
     for name in checkpoints(run):
         flip_a_bit(run.checkpoints / name)
     with pytest.raises(
@@ -389,7 +428,7 @@ def test_an_adoption_killed_at_any_point_is_completed_by_the_next(tmp_path: Path
 def test_another_run_is_refused_with_both_values(
     place: StagesWorkplace, parts: dict[str, Any], param: str, said: str
 ) -> None:
-    error = place.refused(place.begun(), **parts)
+    error = place.refused(place.source, **parts)
     assert (error.detail_code, error.param, error.reason) == ("other_run", param, "rejected")
     assert said in str(error)
 
@@ -411,7 +450,7 @@ def test_auto_holds_out_what_the_other_job_did(there: float | str, fraction: flo
 
 
 def test_all_that_differs_is_named_at_once(place: StagesWorkplace) -> None:
-    error = place.refused(place.begun(), training={"seed": 7, "batch_size": 4}, data={"normalize": False})
+    error = place.refused(place.source, training={"seed": 7, "batch_size": 4}, data={"normalize": False})
     assert error.param == "data.normalize"
     for said in ("data.normalize is False here and True there", "training.seed is 7", "training.batch_size is 4"):
         assert said in str(error)
@@ -431,7 +470,7 @@ def test_the_optimizer_is_kept_and_another_one_refused(place: StagesWorkplace) -
 
 
 def test_where_nothing_is_left_to_do_it_is_refused(place: StagesWorkplace) -> None:
-    source = place.begun()
+    source = place.source
     error = place.refused(source, training={"epochs": 1})
     assert (error.detail_code, error.param) == ("nothing_left", "resume_from")
     assert f"{source.id}/step-00000007 is at step 7, and training.epochs=1 allows 6 steps in all" in str(error)
@@ -444,7 +483,7 @@ def test_what_is_not_there_is_refused(place: StagesWorkplace) -> None:
     idle = place.job()
     error = place.refused(idle)
     assert error.detail_code == "no_checkpoint" and "it has none at all" in str(error.hint)
-    source = place.begun()
+    source = place.source
     error = place.refused(f"{source.id}/step-00000006")
     assert error.detail_code == "no_checkpoint"
     assert "it has step-00000007, step-00000005" in str(error.hint)
@@ -455,7 +494,7 @@ def test_what_is_not_there_is_refused(place: StagesWorkplace) -> None:
 
 
 def test_another_order_of_rows_is_refused(place: StagesWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = place.begun()
+    source = place.source
     monkeypatch.setattr(order, "VERSION", order.VERSION + 1)
     assert place.refused(source).detail_code == "other_order"
 
@@ -465,7 +504,7 @@ def test_another_order_of_rows_is_refused(place: StagesWorkplace, monkeypatch: p
     [("rows.jsonl", "./model"), ("held_out.jsonl", "./model"), ("rows.jsonl", "builtin:t5-tiny")],
 )
 def test_rows_that_were_changed_since_are_refused(place: StagesWorkplace, changed: str, model: str) -> None:
-    source = place.begun(model=model)
+    source = place.source if model == "./model" else place.begun(model=model)
     with open(place.data / changed, "a") as file:
         file.write('{"input": "w1 w2 w3", "target": "w3"}\n')
     error = place.refused(source, late=True, model=model)
@@ -474,7 +513,7 @@ def test_rows_that_were_changed_since_are_refused(place: StagesWorkplace, change
 
 
 def test_the_same_rows_prepared_by_another_version_are_the_same(place: StagesWorkplace) -> None:
-    source = place.begun()
+    source = place.source
     plan = source.plan()
     earlier = Path(str(plan.data.prepared))
     renamed = earlier.rename(earlier.with_name("prepared-by-another-version"))
@@ -484,7 +523,7 @@ def test_the_same_rows_prepared_by_another_version_are_the_same(place: StagesWor
 
 
 def test_a_model_that_was_changed_since_is_refused(place: StagesWorkplace) -> None:
-    source = place.begun()
+    source = place.source
     config = json.loads((place.data / "model/config.json").read_text())
     (place.data / "model/config.json").write_text(json.dumps(config | {"dropout_rate": 0.5}))
     error = place.refused(source, late=True)
