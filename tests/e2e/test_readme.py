@@ -18,9 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from jobs.process.lifeline import WARM
 from longhaul import Longhaul
 from tests.support.local import STRANGER, Local
 from tests.support.recipes import ROWS
+from tests.support.stack import warm_of_all_tests
 
 pytestmark = pytest.mark.timeout(2400)  # half a dozen jobs, one after the other
 ROOT = Path(__file__).resolve().parents[2]
@@ -275,7 +277,8 @@ def local(clone: Path) -> Iterator[Local]:
     rows.write_text("".join(ROWS.read_text().splitlines(keepends=True)[:ROWS_KEPT]))
     shutil.copy(clone / "examples" / "job.json", clone)
     shutil.copy(rows, clone)
-    with Local(clone, shlex.split(LOCAL), environment={"WANDB_MODE": "disabled"}) as local:
+    environment = {"WANDB_MODE": "disabled", WARM: warm_of_all_tests().socket}
+    with Local(clone, shlex.split(LOCAL), environment=environment) as local:
         yield local
 
 

@@ -51,9 +51,9 @@ MODULES = (
     *(f"worker.training.tasks.{task}.fused" for task in ("causal", "classification", "seq2seq")),
 )
 """What the stages import, and what they would import once they have seen their job."""
-READ_LATER = ("CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", *HUB)
+READ_LATER = ("CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "WANDB_MODE", *HUB)
 """Variables that a child may have otherwise than this process: libraries read them when they are used, or `become`
-tells them. (CUDA is not used in here, and what trains on a GPU is not forked.)"""
+tells them. (CUDA is not used in here, and what trains on a GPU is not forked. What reads W&B's is not imported.)"""
 
 
 @dataclass
