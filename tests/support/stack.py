@@ -40,10 +40,15 @@ USUAL = {
 Found = TypeVar("Found")
 
 
+def usual_environment() -> dict[str, str]:
+    """That of whatever a stack starts, but for its own settings."""
+    return {name: os.environ[name] for name in KEPT if name in os.environ} | USUAL
+
+
 @functools.cache
 def warm_of_all_tests() -> WarmProcess:
     """Forks the trainers of every stack of this process: their imports take longer than their jobs."""
-    process = WarmProcess({name: os.environ[name] for name in KEPT if name in os.environ} | USUAL)
+    process = WarmProcess(usual_environment())
     atexit.register(process.close)
     return process
 
@@ -78,8 +83,7 @@ class Stack:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.environment = {name: os.environ[name] for name in KEPT if name in os.environ} | {
-            **USUAL,
+        self.environment = usual_environment() | {
             "LONGHAUL_REDIS_URL": self.redis.url,
             "LONGHAUL_PORT": str(self.port),
             "LONGHAUL_DEVICE": "cpu",

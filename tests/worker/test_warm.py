@@ -12,27 +12,39 @@ from pathlib import Path
 
 import pytest
 
-from jobs.process.secrets import minimal_environment
 from tests.support.local import until
 from tests.support.processes import alive, end_within
-from tests.support.stack import ROOT, Stack, tiny_job
+from tests.support.stack import ROOT, Stack, tiny_job, usual_environment, warm_of_all_tests
 from worker import warm as module
 from worker.training import warm as child
 from worker.warm import ForkedProcess, WarmProcess
 
-ENVIRONMENT = minimal_environment(os.environ, ())
+ENVIRONMENT = usual_environment()
+IMPORTED_S = 600.0
+"""Beside other tests it may take minutes; nothing is asserted of it."""
+
+
+def listening(process: WarmProcess) -> WarmProcess:
+    until(lambda: Path(process.socket).exists(), lambda: "it does not listen")
+    return process
 
 
 @pytest.fixture
-def warm() -> Iterator[WarmProcess]:
+def warm() -> WarmProcess:
+    """Not to be ended."""
+    return listening(warm_of_all_tests())
+
+
+@pytest.fixture
+def own_warm() -> Iterator[WarmProcess]:
     process = WarmProcess(ENVIRONMENT)
-    until(lambda: Path(process.socket).exists(), lambda: "it does not listen")
-    yield process
+    yield listening(process)
     process.close()
 
 
 def fork(warm: WarmProcess, output: int, run: Path) -> ForkedProcess:
-    process = module.fork(warm.socket, ["check", str(run)], ENVIRONMENT | {"LONGHAUL_DEVICE": "cpu"}, output)
+    environment = ENVIRONMENT | {"LONGHAUL_DEVICE": "cpu"}
+    process = module.fork(warm.socket, ["check", str(run)], environment, output, within_s=IMPORTED_S)
     assert process is not None
     return process
 
@@ -91,26 +103,26 @@ def test_it_ends_with_whoever_asked_for_it(warm: WarmProcess, tmp_path: Path, fu
 
 
 def test_it_ends_with_the_process_that_forked_it_which_starts_again(
-    warm: WarmProcess, tmp_path: Path, full_pipe: int, monkeypatch: pytest.MonkeyPatch
+    own_warm: WarmProcess, tmp_path: Path, full_pipe: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = fork(warm, full_pipe, tmp_path)
-    end_within(60, [process.pid], lambda: os.kill(warm.pid, signal.SIGKILL))
+    process = fork(own_warm, full_pipe, tmp_path)
+    end_within(60, [process.pid], lambda: os.kill(own_warm.pid, signal.SIGKILL))
     assert process.wait(60) == -signal.SIGKILL
-    assert module.fork(warm.socket, ["check", str(tmp_path)], ENVIRONMENT, full_pipe) is None
-    os.waitid(os.P_PID, warm.pid, os.WEXITED | os.WNOWAIT)
-    dead = warm.pid
-    warm.keep_up()
-    assert warm.pid == dead, "it was started a moment ago"
+    assert module.fork(own_warm.socket, ["check", str(tmp_path)], ENVIRONMENT, full_pipe) is None
+    os.waitid(os.P_PID, own_warm.pid, os.WEXITED | os.WNOWAIT)
+    dead = own_warm.pid
+    own_warm.keep_up()
+    assert own_warm.pid == dead, "it was started a moment ago"
     monkeypatch.setattr("worker.warm.RESTART_AFTER_S", 0.0)
-    Path(warm.socket).unlink()
-    warm.keep_up()
-    until(lambda: Path(warm.socket).exists(), lambda: "it does not listen")
+    Path(own_warm.socket).unlink()
+    own_warm.keep_up()
+    listening(own_warm)
     with open(os.devnull, "wb") as nowhere:
-        assert fork(warm, nowhere.fileno(), tmp_path).wait(60) == 1
+        assert fork(own_warm, nowhere.fileno(), tmp_path).wait(60) == 1
 
 
 def test_another_environment_is_for_a_process_of_its_own(warm: WarmProcess, tmp_path: Path, full_pipe: int) -> None:
-    other = ENVIRONMENT | {"OMP_NUM_THREADS": "1"}
+    other = ENVIRONMENT | {"OMP_NUM_THREADS": "2"}
     assert module.fork(warm.socket, ["check", str(tmp_path)], other, full_pipe) is None
 
 
@@ -140,11 +152,12 @@ def test_what_is_imported_starts_no_thread_and_leaves_cuda_alone() -> None:
         "import os\nfrom worker.training import __main__, warm\n"
         "__main__.set_library_switches('train')\n"
         "warm.import_all()\n"
-        "import torch\n"
+        "import sys, torch\n"
         "print(len(os.listdir('/proc/self/task')), torch.cuda.is_initialized())\n"
+        "print([name for name in ('wandb', 'transformers.integrations.integration_utils') if name in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, check=True)
-    assert done.stdout == "1 False\n"
+    assert done.stdout == "1 False\n[]\n", "READ_LATER has what W&B reads when it is imported"
 
 
 def test_a_forked_trainer_learns_bit_for_bit_what_a_started_one_does(tmp_path: Path, data: Path) -> None:
