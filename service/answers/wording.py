@@ -281,7 +281,7 @@ def _prepared(data: PreparedSummary, rows_per_epoch: int | None, *, trains: bool
     if rejected := sum(data.rejected.values()) - data.left_out:
         parts.append(f"{rejected:,} rejected")
     if data.left_out:
-        parts.append(f"{data.left_out:,} left out by their verdict, weight or split")
+        parts.append(f"{data.left_out:,} left out as the file says")
     if data.duplicates:
         parts.append(f"{data.duplicates:,} duplicates left out")
     if cut := data.truncated_inputs + data.truncated_targets:

@@ -120,8 +120,10 @@ class Sweeps:
         state, kept = sweep.state(), self._ended.get(sweep.id)
         if kept is not None and kept[0] == state:
             best = kept[1].best
-            if best is not None and (gone := _gone(sweep, kept[1].specification, best.status, best.jobs)) != best.gone:
-                best = best.model_copy(update={"gone": gone})  # no event of the sweep says that a job was deleted
+            if best is not None:  # no event of the sweep says that a job was deleted
+                best = best.model_copy(
+                    update={"gone": _gone(sweep, kept[1].specification["job"], best.status, best.jobs)}
+                )
             return kept[1].model_copy(update={"best": best})
         answer = sweep_answer(sweep, sweep.record())
         if answer.status != "running":
@@ -244,9 +246,9 @@ def _rest(sweep: SweepDir, trial: TrialRecord) -> Rest | None:
     return rest(trial, jobs)
 
 
-def _gone(sweep: SweepDir, spec: Mapping[str, Any], status: str, jobs: Sequence[str]) -> list[str]:
-    """Jobs of a trial that trained a model which is no longer there."""
-    if status != "succeeded" or spec["job"].get("kind") == "evaluate":
+def _gone(sweep: SweepDir, job: Mapping[str, Any], status: str, jobs: Sequence[str]) -> list[str]:
+    """Jobs of a trial that trained a model which is no longer there. `job`: what all trials share."""
+    if status != "succeeded" or job.get("kind") == "evaluate":
         return []
     return [job for job in jobs if not RunDir(sweep.path.parent.parent / job).has_model()]
 
@@ -262,7 +264,7 @@ def trial_answer(sweep: SweepDir, spec: SweepSpec, trial: TrialRecord, rests: Re
         status=status,
         settings=trial.settings,
         jobs=list(trial.jobs),
-        gone=_gone(sweep, {"job": spec.job}, status, trial.jobs),
+        gone=_gone(sweep, spec.job, status, trial.jobs),
         value=pruned.value if pruned is not None and trial.value is None else trial.value,
         values=list(trial.values),
         started_at=int(trial.started_at),
