@@ -5,7 +5,9 @@ from __future__ import annotations
 import codecs
 import functools
 import json
+import os
 import shlex
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -92,7 +94,15 @@ def object_in(file: str, kind: Literal["job", "sweep"]) -> JsonObject | None:
             return None
         raise BadInput(f"{file} is not JSON: {json_mistake(error)}", hint=_rows_hint(file)) from None
     except UnicodeDecodeError:
-        raise BadInput(f"{file} is not UTF-8 text; a {kind} file is JSON", hint=_rows_hint(file)) from None
+        raise _packed(file) or BadInput(
+            f"{file} is not UTF-8 text; a {kind} file is JSON", hint=_rows_hint(file)
+        ) from None
+    if (rows := _pandas_rows(job)) is not None:
+        turn = f"import json, sys; d = json.load(sys.stdin); print(*map(json.dumps, {rows}), sep=chr(10))"
+        raise BadInput(
+            f"{file} is no {kind}: it holds rows, as pandas writes them unless told otherwise",
+            hint=f"make a file of rows of it: python3 -c {shlex.quote(turn)} < {shlex.quote(file)} > rows.jsonl",
+        )
     if isinstance(job, dict) and isinstance(job.get("data"), list):
         raise BadInput(
             f"{file} is no {kind}: its `data` is an array",
@@ -101,6 +111,41 @@ def object_in(file: str, kind: Literal["job", "sweep"]) -> JsonObject | None:
     if not isinstance(job, dict):
         raise BadInput(f"{file}: a {kind} is a JSON object; the minimum is {_MINIMUM[kind]}")
     return job
+
+
+def _packed(file: str) -> BadInput | None:
+    """What to do with a workbook or an archive; None: it is neither."""
+    if not os.path.isfile(file) or not zipfile.is_zipfile(file):
+        return None
+    with zipfile.ZipFile(file) as packed:
+        names = packed.namelist()
+    quoted = shlex.quote(file)
+    if "[Content_Types].xml" in names or "mimetype" in names:
+        return BadInput(
+            f"{file} is a workbook, and rows are CSV, JSON or Parquet",
+            hint="save its sheet as CSV (UTF-8) in the program that wrote it, or with LibreOffice: "
+            f"soffice --headless --convert-to csv {quoted}",
+        )
+    rows = [name for name in names if name.lower().endswith(DATA_SUFFIXES)]
+    then = f", then submit {shlex.quote(rows[0])}" if len(rows) == 1 else ""
+    return BadInput(f"{file} is an archive", hint=f"unpack it: python3 -m zipfile -e {quoted} .{then}")
+
+
+def _pandas_rows(value: object) -> str | None:
+    """Of an object `d` as DataFrame.to_json writes it (`orient` columns, index or split), its rows in Python; None: it
+    is none."""
+    if not isinstance(value, dict) or not value:
+        return None
+    if isinstance(value.get("columns"), list) and isinstance(value.get("data"), list):
+        return "[dict(zip(d['columns'], row)) for row in d['data']]"
+    parts = list(value.values())
+    if not all(isinstance(part, dict) and part for part in parts):
+        return None
+    if all(name.isdecimal() for name in value):
+        return "d.values()"
+    if all(name.isdecimal() for part in parts for name in part):
+        return "[{name: d[name].get(row) for name in d} for row in next(iter(d.values()))]"
+    return None
 
 
 def _rows_of(data: list[object]) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -135,6 +137,40 @@ def test_the_hint_for_an_object_of_rows_makes_a_file_of_them(
     command = str(caught.value.hint).partition("make a file of them: ")[2]
     subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
     assert [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()] == rows
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"text": {"0": "a", "7": "it's b"}, "label": {"0": 1, "7": None}},
+        {"0": {"text": "a", "label": 1}, "7": {"text": "it's b", "label": None}},
+        {"columns": ["text", "label"], "index": [0, 7], "data": [["a", 1], ["it's b", None]]},
+    ],
+    ids=["columns", "index", "split"],
+)
+def test_the_hint_for_what_pandas_writes_makes_a_file_of_rows(tmp_path: Path, written: object) -> None:
+    file = tmp_path / "my rows.json"
+    file.write_text(json.dumps(written))
+    with pytest.raises(BadInput, match="as pandas writes them unless told otherwise") as caught:
+        read_job(str(file), [], rows=nobody)
+    subprocess.run(["sh", "-c", str(caught.value.hint).partition("of it: ")[2]], cwd=tmp_path, check=True)
+    made = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert made == [{"text": "a", "label": 1}, {"text": "it's b", "label": None}]
+
+
+def test_the_hint_for_an_archive_unpacks_it_and_a_workbook_is_called_one(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "my rows.zip", "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("rows of 2025.csv", "text,label\n" + "ä,b\n" * 99)
+    with pytest.raises(BadInput, match="is an archive") as caught:
+        read_job(str(tmp_path / "my rows.zip"), [], rows=nobody)
+    unpack, _, name = str(caught.value.hint).removeprefix("unpack it: ").partition(", then submit ")
+    subprocess.run(["sh", "-c", unpack], cwd=tmp_path, check=True)
+    assert (tmp_path / shlex.split(name)[0]).read_text().startswith("text,label\nä,b\n")
+    with zipfile.ZipFile(tmp_path / "rows.xlsx", "w", zipfile.ZIP_DEFLATED) as workbook:
+        workbook.writestr("[Content_Types].xml", "<Types/>" * 99)
+    with pytest.raises(BadInput, match="is a workbook") as caught:
+        read_job(str(tmp_path / "rows.xlsx"), [], rows=nobody)
+    assert "save its sheet as CSV (UTF-8)" in str(caught.value.hint)
 
 
 def test_the_type_of_a_part_may_stand_for_it_and_be_added_to() -> None:
