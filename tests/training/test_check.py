@@ -9,6 +9,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -165,6 +166,28 @@ def test_rows_for_another_task_are_sent_there(workplace: Workplace) -> None:
         assert error.detail_code == "no_usable_columns"
         assert "are for the task causal: take a model for it, such as builtin:qwen-tiny" in str(error.hint)
     workplace.check(workplace.job(model="builtin:qwen-tiny"))
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"Prompt": "how is {}?", "chosen": "good {}", "rejected": "bad"}, "preferences, as DPO learns them"),
+        ({"chosen": [{"role": "user", "content": "how is {}?"}, {"role": "assistant", "content": "good"}],
+          "rejected": []}, "preferences, as DPO learns them"),
+        ({"tokens": ["a", "b"], "ner_tags": [0, 1]}, "a label for each word"),
+        ({"sentence1": "{}", "sentence2": "{}", "score": 0.5}, "a score for two texts"),
+    ],
+)  # fmt: skip
+def test_rows_that_nothing_here_learns_from_are_called_what_they_are(
+    workplace: Workplace, row: dict[str, Any], said: str
+) -> None:
+    workplace.rows("rows.jsonl", [json.dumps(row).replace("{}", f"it {n}") for n in range(20)])
+    error = refusal(workplace, model="builtin:qwen-tiny")
+    assert error.detail_code == "no_usable_columns" and f"these are rows of {said}" in str(error.hint)
+    settings = re.findall(r"--set data\.(\w+)=(\S+)", str(error.hint))
+    assert bool(settings) == ("chosen" in row), "what can be learned of them"
+    if settings:
+        workplace.check(workplace.job(model="builtin:qwen-tiny", data=dict(settings)))
 
 
 def test_a_table_gets_the_hint_for_tables(workplace: Workplace) -> None:

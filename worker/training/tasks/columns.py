@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -97,6 +98,14 @@ LABELLED = (
 
 
 _OF_TASKS = {"seq2seq": PAIRS, "causal": WHOLE, "classification": LABELLED}
+_NOT_LEARNED = (
+    ({"chosen", "rejected"}, "preferences, as DPO learns them, which Longhaul does not"),
+    ({"tokens", "ner_tags"}, "a label for each word, for a head that Longhaul does not train"),
+    ({"tokens", "pos_tags"}, "a label for each word, for a head that Longhaul does not train"),
+    ({"tokens", "tags"}, "a label for each word, for a head that Longhaul does not train"),
+    ({"sentence1", "sentence2", "score"}, "a score for two texts, for a head that Longhaul does not train"),
+)
+"""Columns of well-known formats that no task here learns from, and what these are."""
 LONGEST = 200
 """Characters of a column's name that a message repeats; longer ones are not compared with a misspelt one."""
 
@@ -137,6 +146,13 @@ def choose_templates(
     if len(languages) > 1:
         first, second = (f"{{{name}}}" for name in languages[:2])
         hint = f"say which way: data.input: {first} and data.target: {second}, or the reverse"
+    elif unlearned := next((what for known, what in _NOT_LEARNED if known <= names.keys()), None):
+        hint = f"these are rows of {unlearned}"
+        if "chosen" in names:
+            prompt = f"--set {shlex.quote('data.input=' + names['prompt'])} " if "prompt" in names else ""
+            hint += (
+                f"; to learn the chosen replies alone: {prompt}--set {shlex.quote('data.target=' + names['chosen'])}"
+            )
     elif of_another := next(((task, found.name) for task, found in others if found is not None), None):
         task, read_as = of_another
         builtin = next(model for model, its_task in BUILTIN_MODELS.items() if its_task == task)
