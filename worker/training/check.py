@@ -196,6 +196,8 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         described["unread"] = each.unread
         described["left_out"] = {why: count for why, count in each.rows.invalid.items() if why.startswith(LEFT_OUT)}
         shown = preview_rows(each.rows.shown, each.templates, spec.data, task, tokenizer, embeddings)
+        if not shown.rows and shown.rejected:
+            raise rejected_by_tokenizer(shown.rejected, each.head)
         with_tools = each.rows.noticed[UNUSED_TOOLS]
         previews.append(SourcePreview(**described, rows=shown.rows, rows_with_tools=with_tools))
         unshown += shown.rejected
@@ -314,6 +316,19 @@ def check_metrics(spec: JobSpec, task: str) -> None:
     for key, why in spec.lacking_metrics(task).items():
         param = ".".join(key)
         raise Rejected(f"{param}: {why}", code="unknown_metric", param=param, hint="name one of these")
+
+
+def rejected_by_tokenizer(rejected: Counter[str], head: Head) -> BadData:
+    """The error where *prepare* would reject the rows: the first, the longest and the last all are, by reason."""
+    reasons = ", ".join(f"{reason}: {count}" for reason, count in rejected.most_common(3))
+    [(most, _)] = rejected.most_common(1)
+    looked_at = f"of {rejected.total()} rows of {head.name}, the first, the longest and the last"
+    return BadData(
+        f"{head.param}: {looked_at}, none can be used ({reasons})",
+        code="no_rows",
+        param=head.param,
+        hint=REPAIRS.get(most, "repair these rows"),
+    )
 
 
 def without_validation(

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
 
+from jobs.errors import BadData
 from longhaul.preview import print_preview
 from tests.training.workplace import Workplace, write_table
 from tests.training.workplace import of_rows as of_rows
@@ -68,6 +69,21 @@ def test_a_row_that_is_rejected_gives_way_to_the_next(
     assert [row.number for row in source.rows] == shown
     assert all(span.text for row in source.rows for span in row.spans)
     assert workplace.prepare_only(run)["data"]["rejected"] == rejected
+
+
+def test_texts_that_the_chat_template_wrote_are_refused_before_any_row_is_prepared(workplace: Workplace) -> None:
+    model = chat_model(workplace)
+    turns = "<|im_start|>user\nIs question {} good?<|im_end|>\n<|im_start|>assistant\nYes.<|im_end|>\n"
+    for name, count in (("few.jsonl", 3), ("many.jsonl", 11_000)):
+        workplace.rows(name, [{"text": turns.format(number)} for number in range(count)])
+        with pytest.raises(BadData, match=r"none can be used \(a special token in the text: \d+\)$") as refused:
+            workplace.check(workplace.job(name, model=model, data={"validation": 0.1}))
+        assert refused.value.detail_code == "no_rows"
+        assert "if the chat template has been applied to the texts already" in str(refused.value.hint)
+    workplace.rows("some.jsonl", [{"text": turns.format(n) if n < 150 else f"it is {n}"} for n in range(11_000)])
+    run = workplace.job("some.jsonl", model=model, data={"max_invalid_fraction": 0.1})
+    assert workplace.check(run)["plan"]["invalid_rows"] == {SPECIAL: 120}, "what comes after them may be good"
+    assert [row.number for row in run.preview().sources[0].rows] == [10_000]
 
 
 def test_a_text_of_which_the_tokenizer_leaves_nothing_is_not_shown(workplace: Workplace, t5_tokenizer: Path) -> None:

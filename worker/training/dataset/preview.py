@@ -26,10 +26,11 @@ _MOST_FIRST, _MOST_LONGEST = 100, 20
 
 
 class Candidates:
-    """Rows of a source that may be shown: the first ones, and the longest of all that were added."""
+    """Rows of a source that may be shown: the first ones, the longest of all that were added, and the last one."""
 
     def __init__(self) -> None:
         self.first: list[Row] = []
+        self.last: list[Row] = []
         self._added = 0
         self._longest: list[tuple[int, int, Row]] = []
 
@@ -37,6 +38,7 @@ class Candidates:
         """The next usable row, and how long its texts are."""
         if len(self.first) < _MOST_FIRST:
             self.first.append(row)
+        self.last = [row]
         self._added += 1
         heapq.heappush(self._longest, (characters, -self._added, row))
         if len(self._longest) > _MOST_LONGEST:
@@ -65,6 +67,8 @@ def preview_rows(
     embeddings: int,
 ) -> Previews:
     """The first two rows and the longest of the others; a row that the tokenizer rejects gives way to the next.
+
+    Where it rejects all of these, the last row.
 
     `tokenizer`: the folder of the model; None: it has no tokenizer yet.
 
@@ -96,7 +100,7 @@ def preview_rows(
                 rejected[str(defect)] += 1
 
     shown = [*islice(previews(candidates.first), _FIRST), *islice(previews(candidates.longest), 1)]
-    return Previews(shown, rejected)
+    return Previews(shown or list(previews(candidates.last)), rejected)
 
 
 def plain_preview(number: int, texts: Texts, rewritten: Mapping[str, int]) -> RowPreview:

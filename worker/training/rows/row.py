@@ -22,11 +22,14 @@ NO_LABEL = f"{LEFT_OUT}the label -1 stands for none"
 LABEL_TWICE = "the same label twice in a list"
 NOT_ONE = "a list that is not one label"
 NOT_A_CHAT = "not a chat"
+SPECIAL = "a special token in the text"
 REPAIRS = dict.fromkeys((STRAY_QUOTE, DOUBTFUL_QUOTES), QUOTING) | {
     LABEL_TWICE: "write each label of a row once, by its name; a vector of 0 and 1 is no list of labels",
     NOT_ONE: "to learn several labels a row, add --set task.multi_label=true",
     NOT_A_CHAT: "write each chat as a list of turns with role and content (or from and value), or as the JSON text of "
     "one; give a column of plain texts another name, such as text",
+    SPECIAL: "if the chat template has been applied to the texts already, give the turns themselves, in a column "
+    "messages with role and content: the template is applied here; else take the token out of the texts",
 }
 """What else helps with rows that cannot be read, by what is wrong with them."""
 

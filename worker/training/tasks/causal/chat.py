@@ -21,7 +21,7 @@ from jobs.text.units import format_bytes, format_duration
 from worker.training.machine.cpu_limit import ROW_S, Endless, costly_template, cpu_limit
 from worker.training.machine.host import TooLarge, memory_growth
 from worker.training.rows.chat import ASSISTANT, SYSTEM, Turn
-from worker.training.rows.row import Defect
+from worker.training.rows.row import SPECIAL, Defect
 from worker.training.rows.text import Texts
 
 SEPARATOR = "\n"
@@ -39,7 +39,6 @@ NOT_SAID = "the chat template does not repeat a reply as it is"
 NOT_RENDERED = "the chat template refuses the turns"
 LEFT_OUT = "the chat template leaves out turns of the role"
 TOO_LONG = "the chat template writes far more than the turns hold"
-SPECIAL = "a special token in the text"
 DEVELOPER = "developer"
 """What OpenAI calls the role of the system since 2025, and few templates know."""
 _SEQUENCES, _ROLE_SHOWN = 1024, 30
