@@ -347,10 +347,10 @@ class EvaluationFinished(Fact):
     """The same less those before step 1, of the same rows; empty where there is no such evaluation."""
     judged_by: str | None = None
     """The metric of these that says whether the model is better than before training."""
-    base: Base = "pretrained"
-    """What the model before step 1 was."""
+    base: Base | None = None
+    """What the model before step 1 was; null in events of earlier versions."""
     against_commonest: BaseDifference | None = None
-    """Of a classifier: the figure of `judged_by`, less that of always telling the commonest class of these rows."""
+    """Of a classifier: the figure of `judged_by`, less that of always answering the commonest class of these rows."""
     generated_texts: int = 0
     """Rows that the model wrote a text for: those of `text_rows` and of `samples`. 0 for a classifier."""
     empty_texts: int = 0
@@ -384,12 +384,15 @@ class EvaluationFinished(Fact):
         name = self.judged_by
         if name is None or name not in self.figures or not self.step:
             return None
+        compared = self.against_base
+        if self.base is None:  # an earlier version, which judged so
+            compared = {key: compared[key] for key in (name, EvaluationMetric.LOSS.value) if key in compared}
         return Verdict.of(
             name,
             self.figures[name],
             self.intervals.get(name),
-            self.against_base,
-            base=self.base,
+            compared,
+            base=self.base or "pretrained",
             against_commonest=self.against_commonest,
             all_empty=self.empty_texts if self.empty_texts == self.generated_texts else 0,
         )

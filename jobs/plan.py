@@ -336,7 +336,7 @@ class Plan(Frozen):
         """For people, where too few rows are held out to say whether the model is better: how many, and what makes
         more of them. None where there are enough, or none are asked for."""
         held_out, most = self.data.validation_rows, spec.evaluation.max_rows
-        if spec.kind != "train" or not 0 < min(held_out, most) < LEAST_ROWS:
+        if spec.kind != "train" or spec.resume_from or not 0 < min(held_out, most) < LEAST_ROWS:
             return None
         remedies = [f"evaluation.max_rows={LEAST_ROWS}"] if most < LEAST_ROWS else []
         if held_out < LEAST_ROWS:
@@ -347,8 +347,8 @@ class Plan(Frozen):
             remedies += [f"data.validation={share:g}" if by_share else "a larger file as data.validation"]
         count = f"{min(held_out, most)} {'row' if min(held_out, most) == 1 else 'rows'}"
         return (
-            f"evaluations look at only {count} that the model does not learn, and it takes {LEAST_ROWS} to say whether "
-            f"it is better than before: try {' and '.join(remedies)}"
+            f"evaluations look at only {count} that the model does not learn; to say whether it is better than before "
+            f"takes {LEAST_ROWS}: try {' and '.join(remedies)}"
         )
 
 

@@ -25,7 +25,7 @@ _HEADLINES: Mapping[Outcome, str] = {
     "worse": "worse than before",
     "mixed": "better in one respect and worse in another",
     "no_better": "no better than before",
-    "commonest_class": "no better than its commonest class",
+    "commonest_class": "not surely better than its commonest class",
     "writes_nothing": "but it writes nothing",
 }
 
@@ -52,8 +52,8 @@ class Verdict(Frozen):
     outcome: Outcome
     """`better` or `worse` where the interval of the difference lies on one side of 0, else `no_better`; `mixed`: the
     validation loss or a metric of generated texts says the opposite, as surely; `not_compared`: there is no
-    evaluation of the same rows before step 1, or there are too few rows; `commonest_class`: a classifier is no better
-    than one that always tells the commonest class; `writes_nothing`: all generated texts are empty."""
+    evaluation of the same rows before step 1, or there are too few rows; `commonest_class`: a classifier is not
+    surely better than one that always answers the commonest class; `writes_nothing`: all generated texts are empty."""
     metric: str
     """Name of the metric."""
     value: float
@@ -100,10 +100,11 @@ class Verdict(Frozen):
         if against_commonest is not None and against_commonest.low <= 0:
             outcome = outcome if outcome == "worse" else "commonest_class"
             alone = metric_figure(metric, value - against_commonest.difference)
-            remark += f", but no better than always its commonest class, {alone}"
+            remark += f"; not surely better than always answering its commonest class ({alone})"
         text = f"{metric_words(metric)} {measured_text(metric, value, interval)}, {remark}"
         if all_empty:
-            outcome, text = "writes_nothing", f"the model writes nothing, all {all_empty:,} texts are empty: {text}"
+            empty = f"all {all_empty:,} texts are empty" if all_empty > 1 else "its only text is empty"
+            outcome, text = "writes_nothing", f"the model writes nothing, {empty}: {text}"
         return cls(
             outcome=outcome,
             metric=metric,

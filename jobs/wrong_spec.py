@@ -50,7 +50,8 @@ ELSEWHERE = {
     "max_seq_length": "data.max_tokens", "max_length": "data.max_tokens", "sequence_len": "data.max_tokens",
     "cutoff_len": "data.max_tokens", "block_size": "data.max_tokens",
     "model_name": "model", "model_name_or_path": "model", "base_model": "model", "run_name": "name", "suffix": "name",
-    "adapter": "method", "peft_config": "method", "lora_r": "method.rank", "r": "method.rank",
+    "adapter": "method", "peft_config": "method", "lora": "method", "use_peft": "method",
+    "lora_r": "method.rank", "r": "method.rank",
     "lora_alpha": "method.alpha", "lora_dropout": "method.dropout", "target_modules": "method.targets",
     "lora_target_modules": "method.targets", "use_rslora": "method.rslora", "use_dora": "method.dora",
     "train_on_inputs": "task.loss_on", "assistant_only_loss": "task.loss_on", "completion_only_loss": "task.loss_on",
@@ -58,7 +59,7 @@ ELSEWHERE = {
 """Names in other tools (Trainer, PEFT, TRL, axolotl, OpenAI): the key that does the same here."""
 _ROWS_OF_A_STEP = "It counts the rows of one step: per_device_train_batch_size × gradient_accumulation_steps × GPUs."
 _TOKENS = "It is for causal models; others have data.max_input_tokens, and seq2seq data.max_target_tokens, too."
-_OTHERWISE = {
+OTHERWISE = {
     "per_device_train_batch_size": _ROWS_OF_A_STEP, "gradient_accumulation_steps": _ROWS_OF_A_STEP,
     "warmup_steps": "It is the share of all steps, not their number.",
     "gradient_checkpointing": "Every n-th layer is recomputed; 0: none.",
@@ -204,7 +205,7 @@ def _question(key: tuple[str, ...], paths: Sequence[tuple[str, ...]]) -> str:
     if not paths:
         return ""
     names = " or ".join(_named(path, _without_places(key)) for path in paths)
-    otherwise = _OTHERWISE.get(key[-1])
+    otherwise = OTHERWISE.get(key[-1])
     if otherwise and not ".".join(paths[0]).endswith(ELSEWHERE[key[-1]]):  # a key of that name is meant
         otherwise = None
     return f"did you mean {names}?" + (f" {otherwise}" if otherwise else "")

@@ -205,6 +205,11 @@ def redis_binary() -> str:
 
 def _server_version(path: str) -> tuple[int, ...]:
     """What `--version` says, as numbers; empty where it says none."""
-    said = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", check=False).stdout
+    try:
+        said = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, errors="replace", timeout=10, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):  # no program of this machine
+        return ()
     found = re.search(r"\bv=(\d+(?:\.\d+)+)", said)
     return tuple(map(int, found[1].split("."))) if found else ()

@@ -32,7 +32,7 @@ PAUSE_S = 0.5
 LATEST_S = 30.0
 """Who says to come back later than this is not waited for."""
 PLAIN_HTTP = "the URL of a service without TLS begins with http://: set LONGHAUL_URL"
-_A_PAGE = re.compile(r"(?<=[^/])/(jobs|new|sweeps|datasets|workers|docs|v1)(/[^/]*)?/?(\?.*)?$")
+_A_PAGE = re.compile(r"/((jobs|sweeps)(/.*)?|new|compare|datasets|workers|docs|v1)/?$")
 """What the address of a page has behind that of the service."""
 
 Answer = TypeVar("Answer")
@@ -167,7 +167,7 @@ def _complete(url: str) -> str:
         raise ValueError(
             f"{url!r} is not the URL of a service: it names a host, and perhaps a port, like {DEFAULT_URL}"
         )
-    return _A_PAGE.sub("", whole).rstrip("/")
+    return f"{parts.scheme}://{parts.netloc}{_A_PAGE.sub('', parts.path)}".rstrip("/")
 
 
 def is_loopback(url: str) -> bool:

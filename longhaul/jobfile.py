@@ -20,7 +20,7 @@ from longhaul.answers import JsonObject
 
 ROWS = tuple(suffix for suffix in DATA_SUFFIXES if suffix != ".json")
 """What the name of a file of rows ends in here. One in .json is a job, unless it holds an object a line or an array."""
-_TYPED = ("method", "task")
+TYPED = ("method", "task")
 """Parts of a job for which their type may stand: `lora` for `{"type": "lora"}`."""
 SQUAD_ROWS = (
     ".data[].paragraphs[] | .context as $context | .qas[] | select(.answers != []) | "
@@ -198,7 +198,7 @@ def _set(job: JsonObject, change: str) -> None:
     at = 0
     while at < len(parts) - 1:
         name, at = parts[at], at + 1
-        if place is job and name in _TYPED and isinstance(place.get(name), str):
+        if place is job and name in TYPED and isinstance(place.get(name), str):
             place[name] = {"type": place[name]}
         inner = place.setdefault(name, {})
         if isinstance(inner, list) and at < len(parts) - 1:  # of sources: the next part is a place in it

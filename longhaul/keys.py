@@ -11,18 +11,29 @@ from rich.text import Text
 from jobs.spec import JobSpec
 from jobs.sweeps.spec import SweepSpec
 from jobs.text.schemas import REQUIRED, Key, keys
-from jobs.wrong_spec import ELSEWHERE, WITHOUT_KEY
-from longhaul.jobfile import BadInput
+from jobs.wrong_spec import ELSEWHERE, OTHERWISE, WITHOUT_KEY
+from longhaul.jobfile import TYPED, BadInput
 
 INDENT = 4
 
 
-def set_instead(word: str) -> str | None:
-    """The key of a job that other tools, or their users, call this; None: there is none of that name."""
-    if word in ELSEWHERE:
-        return ELSEWHERE[word]
-    names = [key.name for key in keys_below("") if not key.holds_keys]
-    return next((name for name in names if name == word or name.endswith(f".{word}")), None)
+def set_instead(word: str, value: str | None, of: str = "") -> str | None:
+    """What to write in place of an option called so: --set with the key of a job that does the same, or why there is
+    none; None: no key has that name. `of`: what stands before keys of a job."""
+    if word in WITHOUT_KEY:
+        return WITHOUT_KEY[word]
+    named = ELSEWHERE.get(word)
+    keys_of = {key.name: key for key in keys_below("") if "[" not in key.name}
+    found = [named] if named else [name for name in keys_of if name == word or name.endswith(f".{word}")]
+    found = [name for name in found if name == word] or found
+    if not found or (not named and keys_of[found[0]].holds_keys and found[0] not in TYPED):
+        return None
+    given = "…" if value is None or word in OTHERWISE or len(found) > 1 or found[0] == "integrations" else value
+    settings = [f"--set {of}{name}={given}" for name in found]
+    if all(name.startswith("method.") for name in found):
+        settings = [f"--set {of}method=lora {setting}" for setting in settings]
+    question = f"did you mean {' or '.join(settings)}?"
+    return f"{question} {OTHERWISE[word]}" if word in OTHERWISE else question
 
 
 def keys_below(prefix: str, *, sweep: bool = False) -> list[Key]:

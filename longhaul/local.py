@@ -191,6 +191,7 @@ class LocalHome:
             "dir": f'"{folder}"',
             "save": '""',
             "appendonly": "yes",
+            "aof-use-rdb-preamble": "no",  # commands alone: Valkey and Redis 8 do not read each other's RDB
             "appendfsync": "always",
             "maxmemory-policy": "noeviction",
         }

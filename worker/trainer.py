@@ -60,7 +60,7 @@ class Trainer:
 
     def __init__(self, run: RunDir, stage: Stage, attempt: int | None, start: Starter) -> None:
         self.run = run
-        self._limited = stage is not Stage.TRAIN
+        self._stage = stage
         self._file = run.attempt_file(stage.value if attempt is None else attempt)
         self._offset = 0
         self._beat: Heartbeat | None = None
@@ -178,7 +178,7 @@ class Trainer:
 
     def _limit(self, code: int) -> StageError | None:
         """Of check and prepare, what they have run into (`ended_by_limit`); a machine may have limits of its own."""
-        return ended_by_limit(code) if self._limited else None
+        return None if self._stage is Stage.TRAIN else ended_by_limit(code, check=self._stage is Stage.CHECK)
 
     @property
     def _phase(self) -> str:

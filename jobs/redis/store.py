@@ -84,7 +84,7 @@ class StoredJob:
         if (unmet := self.gpu_needs.unmet_by_all(self.trainers)) is not None or self.behind is None:
             return unmet
         job, minutes = self.behind
-        return f"it waits behind job {job}, which has been in {self.record.stage} for {format_duration(60 * minutes)}"
+        return f"job {job} is before it, in {self.record.stage} for {format_duration(60 * minutes)}"
 
     @property
     def gpu_needs(self) -> GpuNeeds:

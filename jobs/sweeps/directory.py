@@ -120,7 +120,10 @@ def create(runs: Path, sweep: str, spec: SweepSpec, first: SweepFact) -> SweepDi
     event = SweepEvent(number=1, sweep=sweep, at=time.time(), fact=first)
     try:
         temporary.mkdir()
-        write_synced(temporary / "sweep.json", spec.model_dump_json(indent=1, by_alias=True).encode() + b"\n")
+        write_synced(
+            temporary / "sweep.json",
+            _holding_out(spec, "auto").model_dump_json(indent=1, by_alias=True).encode() + b"\n",
+        )
         write_synced(temporary / "events.jsonl", event_line(event))
         sync_folder(temporary)
         os.rename(temporary, folder / sweep)
@@ -150,7 +153,16 @@ def list_sweeps(runs: Path) -> list[SweepDir]:
 
 @functools.lru_cache(maxsize=64)
 def _parsed(raw: bytes) -> SweepSpec:
-    return SweepSpec.model_validate_json(raw)
+    return _holding_out(SweepSpec.model_validate_json(raw), 0.01)
+
+
+def _holding_out(spec: SweepSpec, validation: float | str) -> SweepSpec:
+    """With this `data.validation`, where the sweep says nothing of it: trials are compared on the same rows, also when
+    another version, with another default, starts the next. Those that stored no value held out 1 %."""
+    data = spec.job.get("data", {})
+    if "validation" in data or "kind" in spec.space or spec.job.get("kind") == "evaluate":
+        return spec
+    return spec.model_copy(update={"job": {**spec.job, "data": {**data, "validation": validation}}})
 
 
 @functools.lru_cache(maxsize=20_000)

@@ -86,7 +86,7 @@ class SweepSpec(Part):
             if self.sampler == "grid" and parameter.listed is None:
                 if parameter.span is None or parameter.step is not None:
                     most = f"a grid takes at most {MOST_TRIALS:,} values of a key"
-                    raise ValueError(f"space.{key}: {most}: give a larger step")
+                    raise ValueError(f"space.{key}: {most}: give {'a choice' if parameter.log else 'a larger step'}")
                 raise ValueError(f"space.{key}: a grid needs choice, int, or range with a step")
         right = "maximize" if self.by.higher_is_better else "minimize"
         if self.direction not in ("auto", right):

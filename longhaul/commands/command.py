@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -123,10 +124,10 @@ def find_id(api: Longhaul, given: str, command: str) -> str:
     if given.startswith("job-") and len(given) >= ID_LENGTH:
         return given
     found = [job for job in api.all() if job["id"].startswith(given) or (job["name"] == given and not job["dry_run"])]
-    if not found and any(given in (sweep["id"], sweep["name"]) for sweep in api.sweeps()):
+    if not found and any(each["id"].startswith(given) or each["name"] == given for each in api.sweeps()):
         raise BadInput(
             f"{given} is a sweep, and there is no such job",
-            hint=f"longhaul sweep {command if command in FOR_SWEEPS else 'show'} {given}",
+            hint=f"longhaul sweep {command if command in FOR_SWEEPS else 'show'} {shlex.quote(given)}",
         )
     return _only(given, found)
 
@@ -160,10 +161,13 @@ Run = Callable[[Call], int]
 class Parser(argparse.ArgumentParser):
     """One that says what was probably meant."""
 
+    given: Sequence[str] = ()
+    """The words of the command."""
+
     def error(self, message: str) -> NoReturn:
         """Print the usage and what is wrong; exit."""
         chosen = re.search(r"invalid choice: '?(.*?)'? \(choose from (.*)\)$", message)
-        unknown = re.match(r"unrecognized arguments:.*?(--[^ =]+)(?:[ =]([^ -][^ ]*))?", message)
+        unknown = re.match(r"unrecognized arguments:.*?(--[^ =]+)", message)
         if message.endswith("required: COMMAND"):
             message = "which command? `longhaul --help` lists them"
         elif chosen and message.startswith("argument COMMAND:"):
@@ -173,16 +177,20 @@ class Parser(argparse.ArgumentParser):
             known = re.findall(r"[a-z]+", chosen[2])
             message += _near(_SAID_OF_STATES.get(chosen[1], chosen[1]), known)
         elif unknown:
-            message += self._set_instead(*unknown.groups()) or _near(unknown[1], self._option_string_actions)
+            message += self._set_instead(unknown[1]) or _near(unknown[1], self._option_string_actions)
         super().error(message)
 
-    def _set_instead(self, option: str, value: str | None) -> str:
+    def _set_instead(self, option: str) -> str:
         """For an option that is a key of a job."""
         if "--set" not in self._option_string_actions:
             return ""
-        key = set_instead(option.lstrip("-").replace("-", "_"))
+        at = next(place for place, each in enumerate(self.given) if each.partition("=")[0] == option)
+        _, equals, value = self.given[at].partition("=")
+        following = [each for each in self.given[at + 1 : at + 2] if not each.startswith("-")]
+        value = shlex.quote(value) if equals else "".join(map(shlex.quote, following))
         of = "job." if self.prog.startswith("longhaul sweep") else ""
-        return f"; did you mean --set {of}{key}={value or '…'}?" if key else ""
+        said = set_instead(option.lstrip("-").replace("-", "_"), value or None, of)
+        return f"; {said}" if said else ""
 
 
 def _near(written: str, known: Iterable[str]) -> str:
@@ -202,6 +210,7 @@ class CommandParser(Parser):
         """What was given, and nothing unknown."""
         if self.implied and args and not re.fullmatch(r"[a-z]+|-h|--help", args[0]):
             args = [self.implied, *args]
+        self.given = args or ()
         given, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")

@@ -27,7 +27,7 @@ OPTIONS: Mapping[str, tuple[type, str, str]] = {
     "num_beams": (int, "N", "beam search"),
 }
 """The other keys that the commands take."""
-ONE_INPUT = "give one of a text, --file and --row"
+ONE_INPUT = "give one of a text, --file and --row, or the text on standard input"
 TITLES = {"trained": "after training", "base": "before training"}
 
 
@@ -157,7 +157,7 @@ def _input(call: Call) -> dict[str, Any]:
     """What is asked. Raises BadInput."""
     given = call.given
     said = sum(each is not None for each in (given.text, given.file, given.row))
-    piped = said == 0 and not sys.stdin.isatty()  # `echo text | longhaul try ID`
+    piped = said == 0 and sys.stdin is not None and not sys.stdin.isatty()  # `echo text | longhaul try ID`
     if said != 1 and not piped:
         raise BadInput(ONE_INPUT)
     if given.row is not None:

@@ -25,12 +25,12 @@ def why_no_model(record: JobRecord) -> tuple[str, str]:
             f"job {job} evaluates a model, and makes none",
             "name a job that has trained one: `longhaul list --status succeeded` shows them",
         )
-    ended = record.status.terminal
-    if record.sweep is not None and ended and (record.status is Status.SUCCEEDED or record.checkpoint is None):
+    if record.sweep is not None and record.status is Status.SUCCEEDED:
         return (
             f"job {job} is a trial of sweep {record.sweep}, which keeps the model of its best trial alone",
             f"`longhaul sweep show {record.sweep}` names the best; a sweep with `keep_models: all` keeps all models",
         )
-    if ended:
-        return f"job {job} has made no model", checkpoints
+    if record.status.terminal:
+        why = f"`longhaul show {job}` says why"
+        return f"job {job} has made no model", why if record.checkpoint is None else checkpoints
     return f"job {job} has no model yet", f"wait for its end, or {checkpoints}"

@@ -168,7 +168,10 @@ def routes(
             newest_first = sorted((folder.name for folder in run.checkpoints.glob("step-*")), reverse=True)
             delivered = run.has_model()
             values |= {"delivered": delivered, "checkpoints": newest_first, "askable": delivered or newest_first}
-            values["why_no_model"] = "" if delivered or not one.finished_at else why_no_model(run.record())[0]
+            never = one.dry_run or one.kind == "evaluate"
+            values["why_no_model"] = (
+                why_no_model(run.record())[0] if never or (one.finished_at and not delivered) else ""
+            )
         if tab == "files":
             run = actions.run(job)
             values["checkpoints"] = checkpoints_of(run, kept, runs_name=actions.runs.name)

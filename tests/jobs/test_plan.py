@@ -72,8 +72,8 @@ def test_too_few_rows_to_compare_are_told_with_what_makes_more_of_them(
         return
     count, _, remedy = said.partition("|")
     assert found == (
-        f"evaluations look at only {count} that the model does not learn, and it takes 20 to say whether it is better "
-        f"than before: try {remedy}"
+        f"evaluations look at only {count} that the model does not learn; to say whether it is better than before "
+        f"takes 20: try {remedy}"
     )
     if "0." in remedy:  # the hint works when followed, also where whole inputs come to half of it
         assert float(remedy.partition("=")[2]) * (rows + held_out) / 2 >= 20

@@ -144,5 +144,5 @@ def test_a_classifier_that_is_no_better_than_its_commonest_class_says_so(
     )  # fmt: skip
     assert (found.outcome, found.warns) == (outcome, outcome != "better")
     assert "0.3000 better than the base model with an untrained head (0.2000 to 0.4000)" in found.text
-    said = f", but no better than always its commonest class, {0.6 - commonest[0]:.4f}"
+    said = f"; not surely better than always answering its commonest class ({0.6 - commonest[0]:.4f})"
     assert found.text.endswith(said) == (outcome != "better")

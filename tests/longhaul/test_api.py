@@ -40,6 +40,9 @@ def test_errors_are_typed(service: Service) -> None:
         ("https://box.lan/longhaul/", "https://box.lan/longhaul"),
         ("http://box.lan/longhaul/jobs", "http://box.lan/longhaul"),
         ("http://jobs:8000/jobs/job-1?tab=log", "http://jobs:8000"),
+        ("http://box/jobs/job-1/report", "http://box"),
+        ("http://box/compare?jobs=job-1&jobs=job-2", "http://box"),
+        ("http://box/longhaul/?status=failed#top", "http://box/longhaul"),
     ],
 )
 def test_a_url_without_a_scheme_is_http(given: str, meant: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 from jobs.events import (
     AttemptEnded,
     AttemptStarted,
+    CheckpointSaved,
     Fault,
     JobFailed,
     JobQueued,
@@ -37,10 +38,13 @@ def test_a_job_at_work_will_have_one(service: Service) -> None:
 
 def test_a_job_that_failed_may_have_checkpoints(service: Service) -> None:
     job = service.submit()
-    service.append(
-        job, *STARTED, AttemptEnded(reason="crash", step=0), JobFailed(error=Fault(code="crash", message="m"))
-    )
+    saved = CheckpointSaved(step=10, path="checkpoints/step-00000010", bytes=600, seconds=0.1)
+    ended = AttemptEnded(reason="crash", step=10), JobFailed(error=Fault(code="crash", message="m"))
+    service.append(job, *STARTED, saved, *ended)
     assert asked(service, job)[1] == f"name a checkpoint: `longhaul checkpoints {job}` lists those that it has"
+    other = service.submit()
+    service.append(other, *STARTED, *ended)
+    assert asked(service, other)[1] == f"`longhaul show {other}` says why"
 
 
 @pytest.mark.parametrize("path", ["generate", "exports"])

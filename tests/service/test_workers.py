@@ -89,7 +89,7 @@ def test_a_job_says_behind_which_other_it_waits_to_be_checked(service: Service) 
     assert reasons() == [None, None], "for less than a minute"
     client = redis.Redis.from_url(service.settings.redis_url)
     client.hset(f"longhaul:job:{first}", "lease", f"check-a/{int(time.time()) - 200}/abc")
-    why = f"it waits behind job {first}, which has been in check for 3 min"
+    why = f"job {first} is before it, in check for 3 min"
     assert reasons() == [None, why]
     assert why[1:] in service.get(f"/jobs/{second}", headers={"Accept": "text/html"}).text
 

@@ -224,13 +224,13 @@ def _generation(context: TrainingContext) -> list[str]:
         f"`{key}` {json.dumps(value)}" for key, value in sampling_settings(context.loaded.folder).items()
     )
     kept = (
-        f"samples as that of the base model says ({sampling})"
+        f"keeps how the base model samples ({sampling})"
         if sampling
-        else "says nothing of sampling, as its base's"
+        else "has no settings of sampling, like that of the base model"
     )
     return [
-        f"`generation_config.json` {kept}, and sets no limit of tokens: 99 % of the replies that it learned have at "
-        f"most {context.longest_target:,}. The lines above write greedily.",
+        f"`generation_config.json` {kept}, and sets no limit of tokens: 99 % of the targets have at most "
+        f"{context.longest_target:,}. The lines above write greedily.",
         "",
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,23 @@ def test_it_is_found_with_what_was_asked_and_what_has_happened(sweep: SweepDir, 
     sweep.append([STARTED, ENDED])
     found = find(tmp_path, "sweep-1")
     record = found.record()
-    assert (found.spec(), [each.id for each in list_sweeps(tmp_path)]) == (SPEC, ["sweep-1"])
+    asked = parse_sweep(
+        SPEC.model_dump(by_alias=True) | {"job": {"data": {"train": "rows.jsonl", "validation": "auto"}}}
+    )
+    assert (found.spec(), [each.id for each in list_sweeps(tmp_path)]) == (asked, ["sweep-1"])
     assert (record.number, record.trials[0].value, record.finished, record.open) == (3, 1.5, [0], [])
     assert record.status == "running" and record.counts == {"succeeded": 1}
+
+
+def test_the_trials_of_a_sweep_of_an_earlier_version_hold_out_what_they_did(sweep: SweepDir) -> None:
+    file = sweep.path / "sweep.json"
+    stored = json.loads(file.read_bytes())
+    del stored["job"]["data"]["validation"]
+    file.write_text(json.dumps(stored))
+    assert sweep.spec().trial({"training.batch_size": 4}).data.validation == 0.01
+    stored["job"] |= {"kind": "evaluate", "model": "job-1a2b3c"}
+    file.write_text(json.dumps(stored))
+    assert "validation" not in sweep.spec().job["data"], "an evaluation holds nothing out"
 
 
 @pytest.mark.parametrize("name", ["sweep-2", "../sweep-1", "sweep-1/..", "job-1", ""])

@@ -42,7 +42,7 @@ def test_what_never_comes_back_to_python_is_ended_by_the_kernel(
 ) -> None:
     ended = subprocess.run([sys.executable, "-c", _ENDLESS + code], timeout=60).returncode
     assert ended == -by
-    limit = cpu_limit.ended_by_limit(ended)
+    limit = cpu_limit.ended_by_limit(ended, check=True)
     assert limit is not None and (limit.detail_code, str(limit)) == said
     assert limit.reason is Reason.REJECTED, "nothing is tried again"
 
@@ -52,6 +52,7 @@ def test_a_limit_that_was_kept_leaves_nothing_behind() -> None:
         pass
     assert signal.getitimer(signal.ITIMER_PROF) == signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
     assert cpu_limit.ended_by_limit(-signal.SIGKILL) is cpu_limit.ended_by_limit(1) is None
+    assert cpu_limit.ended_by_limit(-signal.SIGXCPU) is None, "that is a limit of the machine"
 
 
 def test_a_limit_of_the_process_leaves_no_core() -> None:

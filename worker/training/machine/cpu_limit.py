@@ -61,11 +61,14 @@ def limit_process(seconds: float) -> None:
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
 
 
-def ended_by_limit(code: int | None) -> Rejected | None:
-    """What a process has run into that ended with this exit code (of a signal negative); None: no limit of ours."""
+def ended_by_limit(code: int | None, *, check: bool = False) -> Rejected | None:
+    """What a process has run into that ended with this exit code (of a signal negative); None: no limit of ours.
+
+    `check`: it is that of *check*, which alone has a limit of its whole time.
+    """
     if code == -signal.SIGPROF:
         return costly_template(f"computes for more than {format_duration(ROW_S)}")
-    if code == -signal.SIGXCPU:
+    if check and code == -signal.SIGXCPU:
         return Rejected(
             f"check has computed for {format_duration(CHECK_S)} without an end",
             code="cpu_limit",

@@ -82,7 +82,7 @@ class Measured:
     statistics: Mapping[EvaluationMetric, Statistics] = field(default_factory=dict)
     """Of every metric that the task has, but for those of generated texts."""
     commonest: Mapping[EvaluationMetric, Statistics] = field(default_factory=dict)
-    """Of a classifier that always tells the commonest class of these rows; no loss."""
+    """Of a classifier that always answers the commonest class of these rows; no loss."""
     picture: Callable[[], bytes] | None = None
     """Draws a PNG, which takes most of a second."""
 

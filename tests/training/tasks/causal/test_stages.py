@@ -94,7 +94,10 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_its_model_writes_what_the_job_wro
     longest = prepared["lengths"]["target"]["after"]["p99"]
     page = (whole.model / "README.md").read_text()
     assert f"model.generate(**inputs, max_new_tokens={longest}, " in page and learned_new_tokens(whole) == longest
-    assert "says nothing of sampling, as its base's, and sets no limit of tokens: 99 % of the replies" in page
+    assert (
+        "has no settings of sampling, like that of the base model, and sets no limit of tokens: 99 % of the targets"
+        in page
+    )
     opened = AutoModelForCausalLM.from_pretrained(whole.model)
     assert opened.get_output_embeddings().weight is opened.get_input_embeddings().weight
 
