@@ -124,6 +124,9 @@ class DataPlan(Frozen):
     evaluation_rows: RowChoice = "first"
     """Which of them an evaluation looks at, where it does not look at all: always the same `random` ones. Plans of
     earlier versions do not say it, and their runs stay with the first."""
+    labels_read: bool = False
+    """Task `classification`: whether a label of a row may stand for another (`1.0` for `1`), for several, or for none.
+    False in plans of earlier versions, whose rows keep the labels that are written there."""
     labels: tuple[LabelPlan, ...] = ()
     """Task `classification`: the classes, in the order of their numbers; before prepare, those of the first rows."""
     complete: bool = False

@@ -40,6 +40,7 @@ from worker.training.models import hub
 from worker.training.models.model_files import find_folder, names_folder, readable_config, validate_folder
 from worker.training.planning.stages import plan_stage
 from worker.training.planning.time_plan import RowLengths, with_time
+from worker.training.rows.chat import CHAT_FIELDS
 from worker.training.rows.companions import companions_of, unread_columns
 from worker.training.rows.csv_rows import CsvFormat
 from worker.training.rows.labels import UNLABELLED, labels_alike
@@ -131,6 +132,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     task = assumed_task(spec)
     with mistakes.kept_back():
         model, config, tokenizer, task = inspect_model(spec, settings, before.plan.model.revision if before else None)
+        task = task.reading_as(before.plan.data) if before else task
         check_metrics(spec, task.name)
     journal.progress(0.3)
     weights = {each.source: each.weight for each in spec.data.sources}
@@ -228,6 +230,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         validation_fraction=fraction,
         validation_rows=held_out if spec.kind == "train" else sum(each.rows for each in sources),
         evaluation_rows="random",
+        labels_read=task.reads_labels,
         labels=task.labels,
     )
     longest = rounded(np.array(list(task.limits(spec.data).values())))
@@ -281,7 +284,12 @@ def noticed_of_labels(task: Task, read: list[ReadSource]) -> tuple[str, ...]:
     templates = {(each.input, each.templates[1].source) for each in read}
     if not task.has_labels and all(each.rows.targets for each in read) and like_labels(targets) and len(templates) == 1:
         [(input, target)] = templates
-        line = classifying(str(input), target)
+        if input is None:  # of chats the reply, after all that comes before it
+            chats = read[0].templates[1]
+            if not (chats.of_chats and chats.alone):
+                return task.labels_noticed
+            input, target = (f"{{{chats.placeholders[0].column}.{field}}}" for field in CHAT_FIELDS)
+        line = classifying(input, target)
         return (f"the targets look like {len(targets)} labels; a classifier learns them, with {line}",)
     return task.labels_noticed
 
@@ -307,7 +315,7 @@ def read_by(
     recognized, held_out = data.target is None, head.param == "data.validation" or spec.kind == "evaluate"
     if (companions := before) is None:
         companions = companions_of(values, read, recognized=recognized, labelled=task.has_labels, held_out=held_out)
-    unread = unread_columns(values, read | set(companions.names), labelled=task.has_labels)
+    unread = unread_columns(values, read | set(companions.names), labelled=task.has_labels, held_out=held_out)
     return (input, task.target_template(target.source, companions)), unread
 
 

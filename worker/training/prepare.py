@@ -55,6 +55,7 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
     if not again and settings.gpu is not None:  # check may have known of another one, or of none
         dtype = resolve_dtype(spec, settings.gpu, dtype if spec.resume_from is not None else None)
     task = task_of(spec, plan.task, plan.data if again else None)  # what has trained keeps its labels
+    task = task.reading_as(plan.data)
     planned = plan.data.sources_of(spec)
     sources = find_sources(spec, plan.data, settings, journal)
     named = [(each.input, each.target, each.companions) for each in planned]

@@ -95,6 +95,16 @@ def test_what_is_no_system_prompt_or_history_rejects_its_row(
         reader([first]).read(row)
 
 
+def test_a_history_that_begins_after_the_first_rows_is_read_and_its_system_prompt_is_said_once() -> None:
+    empty = {"history": [], "system": "", **ALPACA}
+    reads = reader([empty])
+    assert reads.read(empty) == Texts("How?", "So.")
+    begun = {"history": [{"role": "system", "content": "Be brief."}, *EARLIER], "system": "Be brief.", **ALPACA}
+    assert reads.read(begun).turns == (SYSTEM, WHY, BECAUSE, HOW, SO)
+    with pytest.raises(Defect, match="a system prompt beside the chat, and another one in it"):
+        reads.read(begun | {"system": "Be kind."})
+
+
 def test_where_nothing_is_said_beside_a_row_it_is_read_as_ever() -> None:
     columns = {"system": "Be brief.", "history": EARLIER, **ALPACA}
     without = {"system": "", "history": [], **ALPACA}
@@ -163,9 +173,11 @@ def test_a_split_leaves_no_row_out_of_a_file_that_is_held_out() -> None:
 def test_a_column_that_nobody_reads_is_noticed_where_its_values_look_as_if_they_meant_something(
     column: str, values: list[Any], meaning: str | None
 ) -> None:
-    found = unread_columns(values_of([{column: value} for value in values]), set(), labelled=False)
+    found = unread_columns(values_of([{column: value} for value in values]), set(), labelled=False, held_out=False)
     assert [each.meaning for each in found] == ([meaning] if meaning else [])
-    assert unread_columns(values_of([{column: value} for value in values]), {column}, labelled=False) == ()
+    assert (
+        unread_columns(values_of([{column: value} for value in values]), {column}, labelled=False, held_out=False) == ()
+    )
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.parquet"])
@@ -202,9 +214,17 @@ def test_validation_rows_of_their_own_are_read_by_their_own_columns(workplace: W
 
 
 def test_a_file_of_which_every_row_is_left_out_is_refused_with_the_reason(workplace: Workplace) -> None:
-    workplace.rows("rows.jsonl", [{"input": f"{place}", "target": "b", "weight": 0} for place in range(20)])
-    with pytest.raises(BadData, match=r"no row of rows\.jsonl can be used \(left out: weight is 0: 20\)"):
+    workplace.rows("rows.jsonl", [{"input": f"{place}", "target": "b", "answer": "reject"} for place in range(20)])
+    with pytest.raises(BadData, match=r"no row of rows\.jsonl can be used \(left out: answer is reject: 20\)"):
         workplace.check(workplace.job())
+
+
+@pytest.mark.parametrize(("column", "value"), [("split", "test"), ("weight", 0)])
+def test_a_column_that_would_leave_every_row_out_is_not_read(column: str, value: Any, workplace: Workplace) -> None:
+    workplace.rows("rows.jsonl", [{"input": f"{place}", "target": "b", column: value} for place in range(20)])
+    run = workplace.job()
+    assert workplace.check(run)["plan"]["rows_estimated"] == 20
+    assert [each.name for each in run.preview().sources[0].unread] == [column]
 
 
 def test_rows_that_are_left_out_do_not_count_as_invalid() -> None:
@@ -221,7 +241,7 @@ def test_rows_that_are_left_out_do_not_count_as_invalid() -> None:
 def test_a_job_that_resumes_reads_its_rows_as_the_one_before_whatever_their_columns_mean_now(
     workplace: Workplace,
 ) -> None:
-    workplace.rows("rows.jsonl", [TEXT | {"weight": 0}])
+    workplace.rows("rows.jsonl", [TEXT | {"weight": 0}, TEXT | {"weight": 1}])
     spec = parse_spec({"data": {"train": "rows.jsonl"}})
     head = find_head("rows.jsonl", "data.train", "auto", workplace.settings)
     columns, task = {"text", "label", "weight"}, task_of(spec, "causal")
@@ -233,13 +253,13 @@ def test_a_job_that_resumes_reads_its_rows_as_the_one_before_whatever_their_colu
 
 
 def test_an_evaluation_takes_the_rows_of_every_split(workplace: Workplace) -> None:
-    workplace.rows("rows.jsonl", [TEXT | {"split": "test"}])
+    workplace.rows("rows.jsonl", [TEXT | {"split": "test"}, TEXT | {"split": "train"}])
     head = find_head("rows.jsonl", "data.train", "auto", workplace.settings)
     for kind, split in (("train", "split"), ("evaluate", None)):
         spec = parse_spec({"kind": kind, "data": {"train": "rows.jsonl"}})
         (_, target), unread = read_by(head, {*TEXT, "split"}, set(), spec, task_of(spec, "causal"), None)
         assert target.companions.split == split
-        assert [each.name for each in unread] == ([] if split else ["split"])
+        assert unread == ()
 
 
 def test_of_parquet_only_narrow_columns_are_looked_at(workplace: Workplace) -> None:

@@ -108,28 +108,34 @@ def companions_of(
     def first(names: Iterable[str], fits: Callable[[ColumnValues], bool]) -> str | None:
         return next((unread[name] for name in names if name in unread and fits(values[unread[name]])), None)
 
+    def divides(column: ColumnValues) -> bool:
+        return column.within(_SPLITS) and bool(column.different & _TRAIN)  # a file of test rows alone is meant as it is
+
     prompted = recognized and not labelled and bool(known & _PROMPTED)
     verdict = first([_ANSWER], lambda column: column.within(_ANSWERS))
     if verdict is None and not labelled and known & _JUDGED:
         verdict = first(_LABEL, lambda column: column.within(_TRUTH))
     return CompanionColumns(
-        system=first(_SYSTEM, lambda column: column.filled and column.prompts) if prompted else None,
-        history=first(_HISTORY, lambda column: column.filled and column.turns) if prompted else None,
+        system=first(_SYSTEM, lambda column: column.prompts) if prompted else None,
+        history=first(_HISTORY, lambda column: column.turns) if prompted else None,
         verdict=verdict,
-        weight=first(_WEIGHT, lambda column: column.within(_COUNTS)),
-        split=None if held_out else first(filter(_OF_SPLITS.fullmatch, unread), lambda one: one.within(_SPLITS)),
+        weight=first(_WEIGHT, lambda column: column.within(_COUNTS) and "1" in column.different),
+        split=None if held_out else first(filter(_OF_SPLITS.fullmatch, unread), divides),
     )
 
 
 def unread_columns(
-    values: Mapping[str, ColumnValues], read: Collection[str], *, labelled: bool
+    values: Mapping[str, ColumnValues], read: Collection[str], *, labelled: bool, held_out: bool
 ) -> tuple[UnreadColumn, ...]:
-    """Columns that are not in `read`, and whose values look as if they meant something."""
+    """Columns that are not in `read`, and whose values look as if they meant something. `labelled`, `held_out`: as of
+    `companions_of`."""
     found = []
     for name in sorted(values.keys() - set(read)):
         column = values[name]
         meaning = _meaning(name.lower(), column) if column.filled else None
-        if meaning is not None and not (labelled and meaning in ("system", "history")):
+        if (held_out and meaning == "split") or (labelled and meaning in ("system", "history")):
+            continue
+        if meaning is not None:
             shown = () if column.many and meaning != "split" else tuple(sorted(column.different)[:_NAMED])
             found.append(UnreadColumn(name=name, meaning=meaning, values=shown))
     return tuple(found)

@@ -23,7 +23,8 @@ SEPARATORS = "#;|,"
 _MOST = 0.75
 _WHOLE = re.compile(r"(-?(?:0|[1-9][0-9]*))(?:\.0+)?")
 _ITEM = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|-?[0-9]+(?:\.[0-9]+)?""", re.DOTALL)
-_LIST = re.compile(rf"\[\s*(?:(?:{_ITEM.pattern})(?:\s*,\s*|\s+))*(?:{_ITEM.pattern})?\s*\]", re.DOTALL)
+_LIST = re.compile(rf"\[\s*+(?:(?:{_ITEM.pattern})(?:\s*+,\s*+|\s++))*(?:{_ITEM.pattern})?\s*+\]", re.DOTALL)
+"""Blanks are never given back: the time is linear in the text."""
 _LONGEST = 512
 _GROUPS = 20
 NOT_NAMED = "a label that task.labels does not name"
@@ -37,16 +38,20 @@ class KnownLabels:
     names: frozenset[str]
     several: bool = False
     """A text may hold several labels, divided by one of SEPARATORS."""
+    as_written: bool = False
+    """A label stands for itself alone, as in earlier versions."""
 
     @classmethod
-    def of(cls, names: Iterable[str], *, several: bool) -> KnownLabels:
+    def of(cls, names: Iterable[str], *, several: bool, as_written: bool = False) -> KnownLabels:
         """These."""
-        return cls(frozenset(names), several)
+        return cls(frozenset(names), several, as_written)
 
     def read(self, label: str) -> list[str]:
         """The known labels that it stands for. Raises Defect where it stands for none."""
         if label in self.names:
             return [label]
+        if self.as_written:
+            raise Defect(NOT_NAMED)
         number = whole_number(label)
         if number is not None and number in self._by_number:
             return [self._by_number[number]]
@@ -54,7 +59,11 @@ class KnownLabels:
             raise Defect(NO_LABEL)
         for separator in SEPARATORS if self.several else "":
             parts = divided(label, separator)
-            if len(parts) > 1 and all(part in self.names or whole_number(part) in self._by_number for part in parts):
+            if (
+                parts
+                and parts != [label]
+                and all(part in self.names or whole_number(part) in self._by_number for part in parts)
+            ):
                 return [name for part in parts for name in self.read(part)]
         raise Defect(NOT_NAMED)
 
@@ -70,15 +79,27 @@ class LabelTemplate(Template):
     several: bool = False
     known: KnownLabels | None = None
     """Labels that a row may have; None: any."""
+    as_written: bool = False
+    """As in earlier versions, for which a text was a list only with `several`, and as JSON."""
     verbatim: ClassVar[bool] = True
 
     @classmethod
     def of(
-        cls, text: str, param: str, companions: CompanionColumns, *, several: bool, known: KnownLabels | None
+        cls,
+        text: str,
+        param: str,
+        companions: CompanionColumns,
+        *,
+        several: bool,
+        known: KnownLabels | None,
+        as_written: bool = False,
     ) -> LabelTemplate:
         """Raises Rejected (`bad_template`)."""
         plain = template(text, param)
-        return cls(plain.source, plain.literals, plain.placeholders, companions, several=several, known=known)
+        return cls(
+            plain.source, plain.literals, plain.placeholders, companions, several=several, known=known,
+            as_written=as_written,
+        )  # fmt: skip
 
     def fill(self, row: Mapping[str, Any], joined: list[Joined] | None = None) -> str:
         """See `Template`. Raises Defect also for a list that is not one label, and for labels that are not known."""
@@ -93,9 +114,12 @@ class LabelTemplate(Template):
 
     def _labels(self, row: Mapping[str, Any]) -> list[str]:
         value = self.whole_value(row)
-        if isinstance(value, str) and not (self.known and value in self.known.names):
+        if self.as_written and isinstance(value, str):
+            if self.several:
+                value = [] if value.strip() in ("", "[]") else list_in(value) or value
+        elif isinstance(value, str) and not (self.known and value in self.known.names):
             items = [] if self.several and not value.strip() else _list_of_labels(value)
-            value = value if items is None else items
+            value = items if items or (self.several and items is not None) else value
         if not isinstance(value, list):
             return [super().fill(row).strip()]
         name = self.placeholders[0].name
@@ -149,10 +173,11 @@ def separator_of(found: Mapping[str, int]) -> str | None:
         if separator == "," and all(len(each) == 2 and "".join(each).isdecimal() for each in several.values()):
             continue  # a decimal comma
         beside = Counter(part for each in several.values() for part in set(each))
-        known = {part for part, often in beside.items() if part in found or often > 1}
+        alone = {part for label in found.keys() - several.keys() for part in parts.get(label, [label])}
+        known = {part for part, often in beside.items() if part in alone or often > 1}
         shares = [(found[label], part in known) for label, each in several.items() for part in each]
         total, of_known = sum(rows for rows, _ in shares), sum(rows for rows, is_known in shares if is_known)
-        if several and of_known >= _MOST * total and len(beside.keys() | found.keys() - several.keys()) < len(found):
+        if several and of_known >= _MOST * total and len(beside.keys() | alone) < len(found):
             return separator
     return None
 

@@ -294,7 +294,7 @@ class RowReader:
             None if name is None or is_nothing(columns.get(name)) else columns[name]
             for name in (beside.system, beside.history)
         )
-        return turns_before(system, history)
+        return _joined_turns(turns_before(system, None), turns_before(None, history))
 
     def _asked(
         self, columns: Mapping[str, Any], before: tuple[Turn, ...], joined: list[Joined], changed: list[tuple[str, str]]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jobs.evaluation_metrics import EvaluationMetric
 from jobs.events import Sample
 from jobs.labels import LabelPlan
+from jobs.plan import DataPlan
 from jobs.spec import DataSpec
 from worker.training.dataset.data import Int64, Rows
 from worker.training.dataset.encoding import RowTask
@@ -179,6 +180,13 @@ class Task(RowTask, Protocol):
 
         Raises BadData (`unknown_column`, `no_usable_columns`), Rejected (`bad_template`).
         """
+
+    def reading_as(self, data: DataPlan) -> Task:
+        """The same task, reading labels as this plan of rows does, of the job or of the one that is resumed from."""
+
+    @property
+    def reads_labels(self) -> bool:
+        """See `DataPlan.labels_read`."""
 
     def labelled(self, found: Mapping[str, int], config: Config, *, complete: bool) -> Task:
         """The same task, knowing labels and how many rows have each; itself where it has none or knows them.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from jobs.companions import CompanionColumns
 from jobs.evaluation_metrics import EvaluationMetric, metrics_of
 from jobs.labels import LabelPlan
+from jobs.plan import DataPlan
 from worker.training.dataset.data import Int64, Rows
 from worker.training.dataset.encoding import LabelReport
 from worker.training.dataset.tokens import TokenizerState
@@ -29,6 +30,7 @@ class Unlabelled:
     unit: ClassVar[str] = "target token"
     has_labels: ClassVar[bool] = False
     labels: ClassVar[tuple[LabelPlan, ...]] = ()
+    reads_labels: ClassVar[bool] = False
     labels_noticed: ClassVar[tuple[str, ...]] = ()
     metrics: ClassVar[tuple[EvaluationMetric, ...]] = metrics_of("seq2seq")
 
@@ -40,6 +42,9 @@ class Unlabelled:
 
     def label_report(self, tokenizer: TokenizerState) -> LabelReport:
         return lambda numbers, split_keys, parts, most: None
+
+    def reading_as(self, data: DataPlan) -> Self:
+        return self
 
     def labelled(self, found: Mapping[str, int], config: Config, *, complete: bool) -> Self:
         return self

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import shutil
+from functools import partialmethod
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +18,7 @@ from tests.training.workplace import Workplace, write_table
 from tests.training.workplace import of_rows as of_rows
 from worker.training.rows.row import NO_LABEL
 from worker.training.tasks.classification import labels as labels_module
+from worker.training.tasks.classification.task import Classification
 
 LIMITS = {"validation": 0.25, "max_input_tokens": 16}
 
@@ -98,9 +101,18 @@ def test_minus_1_that_may_be_a_class_is_asked_about_and_both_answers_work(workpl
 
 
 def test_a_classifier_that_numbers_its_labels_takes_minus_1_for_none(workplace: Workplace) -> None:
-    write_pretrained(workplace.data / "model", "roberta", ("LABEL_0", "LABEL_1"))
+    for labels in ([0, 1, 2], [0, 1]):
+        write_pretrained(
+            workplace.data / f"model-{len(labels)}", "roberta", tuple(f"LABEL_{label}" for label in labels)
+        )
+    write(workplace, [-1, 0, 1, 2])
+    run = job(workplace, model="./model-3")
+    assert workplace.check(run)["plan"]["invalid_rows"] == {NO_LABEL: 6} and list(checked(run)) == ["0", "1", "2"]
     write(workplace, [-1, 0, 1])
-    run = job(workplace, model="./model")
+    with pytest.raises(BadData, match="may be a class of its own") as doubtful:
+        workplace.check(job(workplace, model="./model-2"))
+    assert "take the model that it was made from; --set 'task.labels=[0,1]' leaves out" in str(doubtful.value.hint)
+    run = job(workplace, model="./model-2", labels=["0", "1"])
     assert workplace.check(run)["plan"]["invalid_rows"] == {NO_LABEL: 6} and checked(run) == {"0": 6, "1": 6}
 
 
@@ -117,6 +129,42 @@ def test_a_job_that_an_earlier_version_prepared_keeps_its_labels(
     monkeypatch.setattr(RunDir, "plan_is_final", lambda run: True)  # an attempt has trained with it
     workplace.prepare_only(run)
     assert run.plan().data == before
+
+
+@pytest.mark.parametrize(
+    ("written", "task", "classes", "kept"),
+    [
+        ([-1, 0, 1], {}, {"-1": 6, "0": 6, "1": 6}, 18),
+        (["0", "0.0", "1"], {}, {"0": 6, "0.0": 6, "1": 6}, 18),
+        (["0", "1", "1.0"], {"labels": ["0", "1"]}, {"0": 6, "1": 6}, 12),
+        (["a", "b", "a#b"], {"multi_label": True}, {"a": 6, "a#b": 6, "b": 6}, 18),
+        (["['a']", "b"], {}, {"['a']": 6, "b": 6}, 12),
+    ],
+)
+def test_rows_of_an_earlier_version_keep_the_labels_that_are_written_there(
+    written: list[Any], task: Any, classes: dict[str, int], kept: int, workplace: Workplace
+) -> None:
+    write(workplace, written)
+    before = job(workplace, data={"max_invalid_fraction": 0.5}, **task)
+    with pytest.MonkeyPatch.context() as earlier:  # what it knew of labels, and wrote into its plan
+        earlier.setattr(Classification, "as_written", True)
+        earlier.setattr(Classification, "__init__", partialmethod(Classification.__init__, as_written=True))
+        workplace.check(before)
+    assert not before.plan().data.labels_read
+    found = workplace.prepare_only(before)["data"]
+    assert (found["kept"], found["labels"]["classes"]) == (kept, classes)
+    plan = before.plan()
+    shutil.rmtree(workplace.settings.prepared)
+    workplace.prepare_only(before)
+    assert before.plan() == plan, "the same rows by the same name"
+    now = job(workplace, data={"max_invalid_fraction": 0.5}, **task)
+    if written == [-1, 0, 1]:
+        with pytest.raises(BadData, match="may be a class of its own"):
+            workplace.check(now)
+        return
+    workplace.check(now)
+    assert now.plan().data.labels_read and workplace.prepare_only(now)
+    assert now.plan().data.prepared != plan.data.prepared, "other rows have another name"
 
 
 def test_labels_that_are_equal_as_numbers_are_one_and_it_is_said(workplace: Workplace) -> None:
@@ -160,6 +208,7 @@ def test_a_named_label_is_meant_by_every_number_that_equals_it(workplace: Workpl
         (["a", "b", "a#b", "c#a"], "#"),
         (["a; b", "b; c", "a; c", "a;b;c"], ";"),
         (["a", "b", "c", "b|c", ""], "|"),
+        (["a;", "b;", "a;b;", "b;c;", "c;a;"], ";"),
         (["1", "2", "1,2,3", "3"], ","),
     ],
 )
@@ -204,7 +253,7 @@ def test_lists_as_python_or_numpy_writes_them_are_read_with_multi_label(csv_list
     quoted = ['"' + text.replace('"', '""') + '"' for text in LISTS]
     rows = [f"text {n},{quoted[n % len(quoted)]}\n" for n in range(24)]
     (workplace.data / "lists.csv").write_text("text,labels\n" + "".join(rows))
-    with pytest.raises(BadData, match="a list that is not one label: 20") as caught:
+    with pytest.raises(BadData, match="a list that is not one label: 16") as caught:
         workplace.check(job(workplace, train="lists.csv", data={"csv_lists": csv_lists}))
     data = {"train": "lists.csv", "csv_lists": csv_lists}
     run = with_changes(workplace, pasted(str(caught.value.hint)), data=data)
@@ -277,6 +326,14 @@ def test_targets_that_look_like_labels_are_noticed_and_the_line_makes_a_classifi
     [noticed] = run.preview().labels_noticed
     assert noticed.startswith("the targets look like 7 labels; a classifier learns them, with --set ")
     run = with_changes(workplace, pasted(noticed), model="builtin:t5-tiny", data={"train": "rows.jsonl"})
+    workplace.check(run)
+    assert checked(run) == {f"kind {n}": 10 for n in range(7)}
+    turns = (("user", "input"), ("assistant", "output"))
+    chats = [{"messages": [{"role": role, "content": row[key]} for role, key in turns]} for row in rows]
+    workplace.rows("rows.jsonl", chats)
+    run = workplace.job(model="builtin:qwen-tiny")
+    workplace.check(run)
+    run = with_changes(workplace, pasted(run.preview().labels_noticed[0]), data={"train": "rows.jsonl"})
     workplace.check(run)
     assert checked(run) == {f"kind {n}": 10 for n in range(7)}
     workplace.rows("rows.jsonl", rows[:60])

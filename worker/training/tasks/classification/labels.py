@@ -20,23 +20,27 @@ def chosen_labels(
     known: Sequence[str] | None,
     least: int,
     several: bool = False,
+    as_written: bool = False,
 ) -> list[str]:
     """The labels by number: those that the model knows, else those that the job names, else the `found` ones, sorted.
 
     `known`: of a model that has a head already; then all others must be among them. Raises Rejected (`other_labels`),
-    BadData (`doubtful_label`, `too_few_labels`, `too_many_labels`).
+    BadData (`doubtful_label`, `too_few_labels`, `too_many_labels`). `as_written`: see `KnownLabels`.
     """
     if known is not None:
         if set(known) == {f"LABEL_{number}" for number in range(len(known))}:  # how transformers names what has no name
             numbers = [str(number) for number in range(len(known))]
             known = list(named) if named is not None and len(named) == len(known) else numbers
-        reading = KnownLabels.of(known, several=several)
+        two = {whole_number(label) for label in known} == {"0", "1"}
+        if two and named is None and not as_written and UNLABELLED in map(whole_number, found):
+            raise _doubtful("to learn three classes, take the model that it was made from; --set 'task.labels=[0,1]'")
+        reading = KnownLabels.of(known, several=several, as_written=as_written)
         wanted = list(named) if named is not None else ordered(rows_of_labels(found, reading))
         others = [label for label in wanted if label not in set(known)]
         if others or (named is not None and list(named) != list(known)):
             raise _other_labels(wanted, known)
         return list(known)
-    labels = list(named) if named is not None else ordered(classes_of(found, several=several))
+    labels = list(named) if named is not None else ordered(found if as_written else classes_of(found, several=several))
     if len(labels) > MOST_LABELS:
         raise BadData(
             f"data.target: the rows have {len(labels):,} different labels, and {MOST_LABELS:,} are the most; "
@@ -100,14 +104,17 @@ def classes_of(found: Mapping[str, int], *, several: bool) -> set[str]:
     if len(others) < 2 or not are_numbered(others):
         return others | {unlabelled}
     if numbers.keys() == {"0", "1"}:
-        raise BadData(
-            "data.target: the labels are -1, 0 and 1, and -1 may be a class of its own or mean that a row has no label",
-            code="doubtful_label",
-            param="data.target",
-            hint="say which: --set 'task.labels=[-1,0,1]' learns three classes, --set 'task.labels=[0,1]' leaves out "
-            "the rows with -1",
-        )
+        raise _doubtful("say which: --set 'task.labels=[-1,0,1]' learns three classes, --set 'task.labels=[0,1]'")
     return others
+
+
+def _doubtful(hint: str) -> BadData:
+    return BadData(
+        "data.target: the labels are -1, 0 and 1, and -1 may be a class of its own or mean that a row has no label",
+        code="doubtful_label",
+        param="data.target",
+        hint=f"{hint} leaves out the rows with -1",
+    )
 
 
 def ordered(labels: Collection[str]) -> list[str]:

@@ -69,6 +69,8 @@ class Classification:
     positions: int = 0
     """Tokens of a text at most, as the job says."""
     labels_noticed: tuple[str, ...] = ()
+    as_written: bool = False
+    """Labels of rows stand for themselves alone (`DataPlan.labels_read`)."""
     name: ClassVar[str] = "classification"
     targets_apart: ClassVar[bool] = False
     limit_keys: ClassVar[tuple[str, ...]] = ("data.max_input_tokens",)
@@ -85,7 +87,16 @@ class Classification:
             rows = sum(source.rows for source in data.sources) or data.rows
             weights = balanced(labels, rows, several=asked.multi_label)
         named = None if asked.labels is None else tuple(asked.labels)
-        return cls(asked.multi_label, named, labels, weights, spec.data.max_input_tokens)
+        made = cls(asked.multi_label, named, labels, weights, spec.data.max_input_tokens)
+        return made if data is None else made.reading_as(data)
+
+    def reading_as(self, data: DataPlan) -> Classification:
+        """See `Task`."""
+        return replace(self, as_written=not data.labels_read)
+
+    @property
+    def reads_labels(self) -> bool:
+        return not self.as_written
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
@@ -96,7 +107,7 @@ class Classification:
 
     @property
     def variant(self) -> object:
-        return [self.several, self.label_names]
+        return [self.several, self.label_names] + ["read"] * self.reads_labels
 
     def templates(
         self,
@@ -118,8 +129,13 @@ class Classification:
 
     def target_template(self, text: str, companions: CompanionColumns) -> LabelTemplate:
         names = self.label_names or self.named
-        known = None if names is None else KnownLabels.of(names, several=self.several)
-        return LabelTemplate.of(text, "data.target", companions, several=self.several, known=known)
+        known = None if names is None else self._reading(names)
+        return LabelTemplate.of(
+            text, "data.target", companions, several=self.several, known=known, as_written=self.as_written
+        )
+
+    def _reading(self, names: Sequence[str]) -> KnownLabels:
+        return KnownLabels.of(names, several=self.several, as_written=self.as_written)
 
     def row_format(self, columns: Collection[str]) -> str | None:
         """See `Task`."""
@@ -138,10 +154,13 @@ class Classification:
             return self
         known = layout.labels_of(config) if layout.is_classifier(config) else None
         least = 1 if self.several or not complete else 2
-        chosen = chosen_labels(found, named=self.named, known=known, least=least, several=self.several)
-        rows = rows_of_labels(found, KnownLabels.of(chosen, several=self.several))
+        chosen = chosen_labels(
+            found, named=self.named, known=known, least=least, several=self.several, as_written=self.as_written
+        )
+        rows = rows_of_labels(found, self._reading(chosen))
         labels = tuple(LabelPlan(name=label, rows=rows[label]) for label in chosen)
-        return replace(self, labels=labels, labels_noticed=how_read(found, chosen, several=self.several))
+        noticed = () if self.as_written else how_read(found, chosen, several=self.several)
+        return replace(self, labels=labels, labels_noticed=noticed)
 
     def counted(self, rows: Rows) -> tuple[LabelPlan, ...]:
         counts = rows.occurrences("target", len(self.labels)).tolist()
