@@ -175,6 +175,7 @@ def test_who_watches_reads_each_trial_once_and_the_best_at_the_end(
     run: Run, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweep = seed_sweep(service, ended=False)
+    service.run(f"job-{sweep[6:]}-3").model.mkdir(parents=True)
 
     def proceeds() -> Iterator[None]:
         directory(service, sweep).append([TrialEnded(trial=3, outcome="succeeded", value=1.0, values=[1.0], seconds=5)])

@@ -84,11 +84,12 @@ def test_a_sweep_that_failed_says_why_and_each_seed_has_its_job(service: Service
         TrialEnded(trial=1, outcome="failed", error=lost),
         SweepEnded(reason="failures", best=0, error=lost),
     ])  # fmt: skip
+    service.run("job-a").model.mkdir(parents=True)
     page.goto(f"{service.url}/sweeps/{sweep.id}")
     expect(page.locator("h1 .state")).to_have_text("failed")
     expect(page.get_by_role("alert")).to_contain_text("the GPU fell off the bus restart the machine gpu_lost")
     expect(page.locator("p.notice")).to_contain_text("it pays from 50 on")
-    expect(page.locator("article p")).to_have_text("Job 1 1.0000, Job 2 2.0000")
+    expect(page.locator("article p")).to_have_text("Job 1 1.0000, Job 2 job-b has no model any more 2.0000")
     expect(page.locator("#trial-0 a")).to_have_text(["0.1", "0.2"])
     assert Axe().run(page).response["violations"] == []
 
