@@ -305,7 +305,7 @@ def _preparation(scratch: Path, arguments: argparse.Namespace, journal: Journal)
         templates=templates,
         model=model,
         embeddings=layout.shapes[layout.embedding][0],
-        data=spec.data,
+        data=spec.data.model_copy(update={"validation": plan.data.validation_fraction}),
         task=task,
     )
 
