@@ -21,6 +21,7 @@ from jobs.disk.rundir import RunDir, create
 from jobs.events import JobSubmitted
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.spec import JobSpec, parse_spec
+from tests.support.machine import free_bytes
 from tests.support.samples import dataset_summary
 from tests.training.stepping import Noting
 from tests.training.workplace import SHARED_DATA, Workplace
@@ -72,6 +73,12 @@ RISING: dict[str, Any] = {
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _room_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans of large models need gigabytes, which the disk of whoever tests may not have left."""
+    free_bytes(monkeypatch, 10**14)
 
 
 @pytest.fixture(autouse=True, scope="session")
