@@ -96,7 +96,7 @@ class LoadedModel:
     @property
     def pad_id(self) -> int:
         """Token that pads inputs."""
-        return int(self.model.config.pad_token_id or 0)
+        return int(getattr(self.model.config, "pad_token_id", None) or 0)
 
 
 def load(

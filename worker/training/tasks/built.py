@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _MOST_LAYERS = 1000
-_POSITIONS = re.compile(r"\.(?:wpe|embed_positions|positions_embed)\.weight$")
+_TABLE = "embed_positions"
+_POSITIONS = re.compile(rf"\.(?:wpe|{_TABLE}|positions_embed)\.weight$")
 """Embeddings of places, as in GPT-2, OPT and BART."""
 
 
@@ -54,19 +55,22 @@ def built_layout(
     first, *others = names[id(embedding)]
     own_head = names[id(head)][-1]
     by_itself = model._keys_to_ignore_on_load_missing or ()
+    tables = [getattr(module, _TABLE, None) for module in model.modules()]
     return Layout(
         shapes,
         head=own_head,
         embedding=first,
         aliases=[name for name in others if name != own_head],
         patterns=(*(model._keys_to_ignore_on_load_unexpected or ()), *patterns),
+        places=min((len(each) for each in tables if isinstance(each, torch.Tensor)), default=None),
         prefix=f"{model.base_model_prefix}.",
         optional=frozenset(name for name in shapes if any(re.search(each, name) for each in by_itself)),
     )
 
 
 def positions_of(config: Mapping[str, Any], layout: Layout) -> int | None:
-    """Tokens of a row at most, where the model has an embedding for each place; None: any number."""
+    """Tokens of a row at most, where the model has a table of places; None: any number."""
     found = [shape[0] for name, shape in layout.shapes.items() if _POSITIONS.search(name)]
+    found += [layout.places] if layout.places is not None else []
     named = [config[key] for key in ("max_position_embeddings", "n_positions") if isinstance(config.get(key), int)]
     return min(found + named) if found else None  # OPT and BART have two embeddings more than places

@@ -30,6 +30,8 @@ class Layout:
     """Modules of a classifier's head, which are trained whole also where the rest gets adapters; none holds another."""
     optional: Collection[str] = ()
     """Tensors that a file may lack, and that the model then makes by itself as zeros."""
+    places: int | None = None
+    """Of a table of positions that is computed and in no file (CodeGen, GPT-J): how many it has."""
     prefix: str = ""
     """What some versions left out at the beginning of names."""
     renames: Mapping[str, str] = field(default_factory=dict)

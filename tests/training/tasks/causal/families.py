@@ -33,6 +33,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 8},
     "gpt_bigcode": {"n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4},
     "seed_oss": {"head_dim": 8},
+    "codegen": {"n_positions": 128, "n_ctx": 128, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
                   "shared_expert_intermediate_size": 16},

@@ -213,6 +213,23 @@ def test_a_folder_of_every_family_is_loaded_once_with_its_guards(family: str, tm
     assert (layout.tied, layout.head) == (config["tie_word_embeddings"], "lm_head.weight")
 
 
+def test_codegen_whose_config_names_no_padding_is_trained_within_its_places(workplace: Workplace) -> None:
+    folder = workplace.data / "model"
+    model_of("codegen", torch.bfloat16, vocab_size=512).save_pretrained(folder)
+    builtin.learn_tokenizer(["question 1, answer 1"]).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["pad_token_id"]  # CodeGenConfig has no such attribute of its own
+    (folder / "config.json").write_text(json.dumps(config))
+    workplace.rows("rows.jsonl", [{"prompt": f"question {n}", "completion": f"answer {n}"} for n in range(40)])
+    asked = SETTINGS | {"model": "./model"}
+    with pytest.raises(Rejected, match="the model knows 128 positions"):  # of a table that is in no file
+        workplace.check(workplace.job(**asked))
+    run = workplace.job(**asked, data={"validation": 0.1, "max_tokens": 128})
+    workplace.prepare(run)
+    assert attempt(run) == 0
+    assert all(each.samples[0].generated for each in facts(run, EvaluationFinished))
+
+
 def test_gpt2_is_trained_from_the_files_of_the_hub_within_its_places(workplace: Workplace) -> None:
     folder = workplace.data / "gpt2"
     model = model_of("gpt2", torch.bfloat16, vocab_size=512)
