@@ -177,7 +177,7 @@ def container(tmp_path: Path, boxes: Path) -> Iterator[tuple[int, int]]:
     with subprocess.Popen([shell, flags, script], env=environment, stdout=subprocess.DEVNULL) as process:
         try:
             with connect(f"redis://longhaul:{'a' * 64}@{HOST}:{plain}/0") as client:
-                deadline = time.monotonic() + 20
+                deadline = time.monotonic() + 120
                 while True:
                     try:
                         assert client.ping()

@@ -34,7 +34,7 @@ def test_a_whole_job_runs_under_the_rules_and_is_never_refused_a_command(tmp_pat
         other = stack.submit(tiny_job())
         assert stack.post(other, "cancel").status_code == 200
         for path in ("/jobs", "/workers", "/metrics", "/health/ready", f"/jobs/{run.id}", f"/jobs/{run.id}/events"):
-            assert requests.get(f"{stack.url}{path}", timeout=10).status_code == 200, path
+            assert requests.get(f"{stack.url}{path}", timeout=60).status_code == 200, path
         for file in stack.home.glob("*.log"):
             said = file.read_text()
             assert "NOPERM" not in said and "no permissions" not in said and "Traceback" not in said, said
@@ -63,7 +63,7 @@ def test_the_container_starts_a_server_with_that_user_and_shows_the_password_now
     with subprocess.Popen([shell, flags, script], env=environment, stdout=subprocess.DEVNULL) as process:
         try:
             with connect(f"redis://longhaul:{password}@127.0.0.1:{port}/0") as client:
-                deadline = time.monotonic() + 20
+                deadline = time.monotonic() + 120
                 while True:
                     try:
                         assert client.ping()

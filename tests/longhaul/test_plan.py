@@ -90,7 +90,7 @@ def test_submit_shows_rows_as_the_model_gets_them_and_makes_no_job_of_a_mistake(
     assert main(["submit", str(job)]) == 0
     out = capsys.readouterr().out
     assert "read as recipes: Write the directions." in out and "row 1" in out and "is validating" in out
-    [made] = json.loads(requests.get(f"{stack.url}/jobs", timeout=10).text)["data"]
+    [made] = json.loads(requests.get(f"{stack.url}/jobs", timeout=60).text)["data"]
     assert made["dry_run"] is False
 
     (data / "odd.jsonl").write_text('{"subject": "no", "body": "known columns"}\n')
@@ -108,7 +108,7 @@ def test_submit_shows_rows_as_the_model_gets_them_and_makes_no_job_of_a_mistake(
     assert "nothing was submitted" in capsys.readouterr().out
     assert main(["submit", str(job), "--no-check", "--set", "model=./nowhere", "--json"]) == 0
     unchecked = json.loads(capsys.readouterr().out)["id"]
-    jobs = requests.get(f"{stack.url}/jobs?dry_run=false", timeout=10).json()["data"]
+    jobs = requests.get(f"{stack.url}/jobs?dry_run=false", timeout=60).json()["data"]
     assert {each["id"] for each in jobs} == {made["id"], unchecked}
 
 

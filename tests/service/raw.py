@@ -15,7 +15,7 @@ def exchange(
     service: Service, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = {}
 ) -> tuple[int, Message, bytes]:
     """Status, headers and body of an answer. Raises http.client.IncompleteRead when it breaks off."""
-    with closing(http.client.HTTPConnection("127.0.0.1", service.settings.port, timeout=20)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", service.settings.port, timeout=60)) as connection:
         connection.putrequest(method, path)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             connection.putheader(name, value)
@@ -26,7 +26,7 @@ def exchange(
 
 def begin(service: Service, head: str, body: bytes = b"") -> socket.socket:
     """A connection on which a request was begun: its first line and headers, and the beginning of its body."""
-    connection = socket.create_connection(("127.0.0.1", service.settings.port), timeout=20)
+    connection = socket.create_connection(("127.0.0.1", service.settings.port), timeout=60)
     connection.sendall(head.replace("\n", "\r\n").encode() + b"\r\n\r\n" + body)
     return connection
 

@@ -189,7 +189,7 @@ def test_a_stream_goes_on_after_the_service_was_killed_and_started_again(tmp_pat
         for step in range(2):
             headers = {"Accept": "text/event-stream", "Last-Event-ID": str(got[-1] if got else 0)}
             url = f"{stack.url}/jobs/{run.id}/events"
-            with requests.get(url, headers=headers, stream=True, timeout=20) as answer:
+            with requests.get(url, headers=headers, stream=True, timeout=60) as answer:
                 stream = frames(answer)
                 while not got or got[-1] < 5 + 2 * step:
                     frame = next(stream)
@@ -204,7 +204,7 @@ def test_a_stream_goes_on_after_the_service_was_killed_and_started_again(tmp_pat
             f"{stack.url}/jobs/{run.id}/events",
             headers={"Accept": "text/event-stream", "Last-Event-ID": str(got[-1])},
             stream=True,
-            timeout=20,
+            timeout=60,
         ) as answer:
             got += numbers(answer)
     assert got == list(range(1, 11))

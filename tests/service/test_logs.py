@@ -35,7 +35,7 @@ def add(file: Path, text: str) -> None:
 
 def follow(service: Service, job: str, **params: str) -> requests.Response:
     url = f"{service.url}/jobs/{job}/logs"
-    return requests.get(url, params={"follow": "true", **params}, stream=True, timeout=20)
+    return requests.get(url, params={"follow": "true", **params}, stream=True, timeout=60)
 
 
 def lines(answer: requests.Response) -> Iterator[str]:
@@ -139,7 +139,7 @@ def test_whoever_waits_holds_no_thread(service: Service, job: str, file: Path) -
     service.append(job, *RUNNING)
     answers = [follow(service, job) for _ in range(60)]
     streams = [service.session.get(f"{service.url}/jobs/{job}/events", headers={"Accept": "text/event-stream"},
-                                   stream=True, timeout=20) for _ in range(10)]  # fmt: skip
+                                   stream=True, timeout=60) for _ in range(10)]  # fmt: skip
     assert service.get(f"/jobs/{job}").status_code == 200
     add(file, "one\n")
     assert [next(lines(answer)) for answer in answers] == ["one"] * 60

@@ -155,7 +155,7 @@ def test_without_redis_it_answers_and_says_so(tmp_path: Path) -> None:
 
 def test_with_a_key_it_needs_one(redis_url: str, tmp_path: Path) -> None:
     with running(redis_url, tmp_path, api_key="a-key-of-some-length") as service:
-        assert requests.get(f"{service.url}/metrics", timeout=5).status_code == 401
+        assert requests.get(f"{service.url}/metrics", timeout=60).status_code == 401
         scrape(service)
 
 

@@ -14,6 +14,9 @@ from tests.training.conftest import (
     _one_thread as _one_thread,
 )
 from tests.training.conftest import (
+    _room_on_the_disk as _room_on_the_disk,
+)
+from tests.training.conftest import (
     dataset_folder as dataset_folder,
 )
 from tests.training.conftest import (

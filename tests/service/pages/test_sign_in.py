@@ -33,12 +33,12 @@ def guarded(redis_url: str, tmp_path: Path) -> Iterator[Service]:
 def sign_in(service: Service, key: str = KEY, **headers: str) -> requests.Response:
     """The form, as a browser sends it."""
     form = {"key": key, "next": "/workers"}
-    return requests.post(service.url + "/sign-in", data=form, headers=headers, allow_redirects=False, timeout=20)
+    return requests.post(service.url + "/sign-in", data=form, headers=headers, allow_redirects=False, timeout=60)
 
 
 def csrf_token(service: Service, cookie: dict[str, str]) -> str:
     """As the page holds it."""
-    page = requests.get(service.url + "/", headers=HTML, cookies=cookie, timeout=20).text
+    page = requests.get(service.url + "/", headers=HTML, cookies=cookie, timeout=60).text
     found = re.search(r'name="csrf-token" content="([0-9a-f]+)"', page)
     assert found is not None
     return found[1]
@@ -84,25 +84,25 @@ def test_a_change_needs_the_token_of_the_session_and_a_page_of_this_service(guar
     url = f"{guarded.url}/jobs/{job}/cancel"
     elsewhere = [right | {"Origin": "http://evil.example"}, right | {"Sec-Fetch-Site": "cross-site"}]
     for wrong in ({}, {CSRF_HEADER: "0" * 64}, *elsewhere):
-        assert requests.post(url, cookies=cookie, headers=wrong, timeout=20).json()["error"]["code"] == "foreign_origin"
-    assert requests.post(url, headers=right, timeout=20).status_code == 401
+        assert requests.post(url, cookies=cookie, headers=wrong, timeout=60).json()["error"]["code"] == "foreign_origin"
+    assert requests.post(url, headers=right, timeout=60).status_code == 401
     assert guarded.get(f"/jobs/{job}").json()["status"] == "validating"
-    assert requests.post(url, cookies=cookie, headers=right | {"Origin": guarded.url}, timeout=20).status_code == 200
+    assert requests.post(url, cookies=cookie, headers=right | {"Origin": guarded.url}, timeout=60).status_code == 200
     # A wrong key is not made right by a cookie beside it.
     bearer = {"Authorization": "Bearer lh_wrong"}
-    assert requests.get(guarded.url + "/jobs", cookies=cookie, headers=bearer, timeout=20).status_code == 401
+    assert requests.get(guarded.url + "/jobs", cookies=cookie, headers=bearer, timeout=60).status_code == 401
 
 
 @pytest.mark.parametrize("target", ["//evil.example", "/\\evil.example", "https://evil.example", "javascript:alert(1)"])
 def test_signing_in_leads_nowhere_else(guarded: Service, target: str) -> None:
     form = {"key": KEY, "next": target}
-    answer = requests.post(guarded.url + "/sign-in", data=form, allow_redirects=False, timeout=20)
+    answer = requests.post(guarded.url + "/sign-in", data=form, allow_redirects=False, timeout=60)
     assert answer.headers["Location"] == "/"
 
 
 def test_programs_are_refused_as_ever_and_only_pages_lead_to_the_form(guarded: Service) -> None:
-    assert requests.get(guarded.url + "/jobs", timeout=20).status_code == 401
-    answer = requests.get(guarded.url + "/jobs?status=paused", headers=HTML, allow_redirects=False, timeout=20)
+    assert requests.get(guarded.url + "/jobs", timeout=60).status_code == 401
+    answer = requests.get(guarded.url + "/jobs?status=paused", headers=HTML, allow_redirects=False, timeout=60)
     assert (answer.status_code, answer.headers["Location"]) == (303, "/sign-in?next=%2Fjobs%3Fstatus%3Dpaused")
     assert sign_in(guarded, Origin="http://evil.example").status_code == 403
 
@@ -156,7 +156,7 @@ def test_behind_a_proxy_the_address_that_people_see_is_the_own_one(guarded: Serv
     assert "proxy_set_header Host $http_host;" in docs and "proxy_set_header X-Forwarded-Proto $scheme;" in docs
     cookie, job = dict(answer.cookies), guarded.submit()
     url = f"{guarded.url}/jobs/{job}?tab=reproduce"
-    page = requests.get(url, cookies=cookie, headers=seen | HTML, timeout=20).text
+    page = requests.get(url, cookies=cookie, headers=seen | HTML, timeout=60).text
     assert f"curl -X POST https://box.example.org/jobs/{job}/clone" in page
     assert '-H "Authorization: Bearer $LONGHAUL_API_KEY"' in page
 
@@ -168,15 +168,15 @@ def test_keys_of_any_text_are_wrong_or_right_and_never_an_error(redis_url: str, 
             assert sign_in(service, key=wrong).status_code == 401
         raw = {"Content-Type": "application/x-www-form-urlencoded"}
         for body in (b"key=%ff%fe", b"key=\xff\xfe", b"next=%ff&key=a", b"\xff", b""):
-            answer = requests.post(service.url + "/sign-in", data=body, headers=raw, timeout=20)
+            answer = requests.post(service.url + "/sign-in", data=body, headers=raw, timeout=60)
             assert answer.status_code == 401, body
 
 
 def test_what_strangers_send_keeps_nobody_from_signing_in(redis_url: str, tmp_path: Path) -> None:
     with running(redis_url, tmp_path, api_key=KEY, rate_limit=300) as limited, ThreadPoolExecutor(30) as pool:
-        refused = list(pool.map(lambda _: requests.get(limited.url + "/jobs", timeout=20).status_code, range(90)))
+        refused = list(pool.map(lambda _: requests.get(limited.url + "/jobs", timeout=60).status_code, range(90)))
         assert set(refused) == {401, 429}
-        led = requests.get(limited.url + "/", headers=HTML, allow_redirects=False, timeout=20)
+        led = requests.get(limited.url + "/", headers=HTML, allow_redirects=False, timeout=60)
         assert (led.status_code, led.headers["Location"]) == (303, "/sign-in?next=%2F")
         assert sign_in(limited, key="lh_mistyped").status_code == 401
         assert sign_in(limited).status_code == 303
@@ -191,13 +191,13 @@ def test_a_stream_ends_with_the_key_that_opened_it(redis_url: str, tmp_path: Pat
             f"{service.url}/jobs/{job}/events",
             {"Authorization": f"Bearer {key}", "Accept": "text/event-stream"},
         )
-        with requests.get(url, headers=mine, stream=True, timeout=20) as stream:
+        with requests.get(url, headers=mine, stream=True, timeout=60) as stream:
             lines = stream.iter_lines()
             assert next(each for each in lines if each.startswith(b"data:"))
             keys.write_text("# nobody\n")
             service.append(job, JobPriorityChanged(priority=7))
             assert not [each for each in lines if b"priority_changed" in each]  # and it has ended
-        assert requests.get(url, headers=mine, timeout=20).status_code == 401
+        assert requests.get(url, headers=mine, timeout=60).status_code == 401
 
 
 def test_who_follows_a_link_from_another_site_is_still_signed_in(browser: Browser, guarded: Service) -> None:

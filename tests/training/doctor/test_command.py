@@ -35,7 +35,7 @@ from worker.training.settings import from_environment
 GPU = "GPU-51a00000-0000-4000-8000-000000000001"
 
 
-def examination(folder: Path, seconds: float = 60.0) -> Examination:
+def examination(folder: Path, seconds: float = 600.0) -> Examination:
     return Examination("cpu", folder, None, time.monotonic() + seconds)
 
 

@@ -193,7 +193,7 @@ def test_what_cannot_be_asked_for(service: Service, run: RunDir, make_run: MakeR
         api.export(open_run.id, "ctranslate2")
     for worker in service.store.workers.all():
         service.store.workers.forget(worker.name)
-    answer = requests.post(f"{service.url}/jobs/{run.id}/exports", json={"format": "ctranslate2"}, timeout=10)
+    answer = requests.post(f"{service.url}/jobs/{run.id}/exports", json={"format": "ctranslate2"}, timeout=60)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_worker")
 
 
