@@ -70,6 +70,7 @@ class TrainResult(Frozen):
     step: int
     chosen_by: str | None = None
     better_step: int | None = None
+    kept_from: str | None = None
     metrics: dict[str, float] = {}  # noqa: RUF012 - pydantic copies it
     intervals: dict[str, ConfidenceInterval] = {}  # noqa: RUF012
     verdict: Verdict | None = None

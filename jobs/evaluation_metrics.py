@@ -128,14 +128,20 @@ def chosen_figure(chosen_by: str, loss: float | None, metrics: Mapping[str, floa
 
 
 def chosen_text(
-    chosen_by: str, loss: float | None, metrics: Mapping[str, float], better_step: int | None = None
+    chosen_by: str,
+    loss: float | None,
+    metrics: Mapping[str, float],
+    better_step: int | None = None,
+    kept_from: str | None = None,
 ) -> str:
     """By what a checkpoint was chosen, for people, such as `the best by macro F1, 0.8934`. `better_step`: the step that
-    was better, and whose checkpoint is missing."""
+    was better, and whose checkpoint is missing. `kept_from`: the job that was resumed from, whose checkpoint it is."""
     figure = chosen_figure(chosen_by, loss, metrics)
     among, missing = "", ""
     if better_step is not None:
         among, missing = " of what was saved", f"; step {better_step:,} was better, and its checkpoint is missing"
+    if kept_from is not None:
+        missing += f"; no step since was better, so that it is still the model of {kept_from}"
     return f"the best by {metric_words(chosen_by)}{among}{'' if figure is None else f', {figure}'}{missing}"
 
 

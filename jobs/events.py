@@ -106,6 +106,10 @@ class Adopted(Frozen):
     """Optimizer steps done."""
     path: str
     """Relative to the run directory."""
+    first_loss: float | None = None
+    """Validation loss before step 1 of the whole run; null: it was over other rows, or by an earlier version."""
+    best_loss: float | None = None
+    """Lowest validation loss up to that step; null as above."""
     passed_over: list[str] = Field([])
     """Checkpoints of the other job that could not be used, and why."""
 
@@ -624,6 +628,8 @@ class JobSucceeded(Fact):
     better_step: int | None = None
     """The step whose evaluation was better by that metric, and whose checkpoint is missing: there was no room for it,
     or it was damaged. Null: there is none."""
+    kept_from: str | None = None
+    """The job (`resume_from`) that trained the model that was kept: no step since was better. Null: this one has."""
     metrics: dict[str, float] = Field({})
     """Other metrics of the model that was kept."""
     intervals: dict[str, ConfidenceInterval] = Field({})
@@ -644,9 +650,9 @@ class JobSucceeded(Fact):
     @property
     def chosen_text(self) -> str | None:
         """By what it was chosen, for people, such as `the best by macro F1, 0.8934`; None: by nothing."""
-        return (
-            None if self.chosen_by is None else chosen_text(self.chosen_by, self.loss, self.metrics, self.better_step)
-        )
+        if self.chosen_by is None:
+            return None
+        return chosen_text(self.chosen_by, self.loss, self.metrics, self.better_step, self.kept_from)
 
 
 class JobFailed(Fact):

@@ -364,6 +364,22 @@ class SourceSummary(Frozen):
     """Optimizer steps done, in the checkpoint asked for or in the newest that looks whole."""
     optimizer: OptimizerName
     """The one whose states the checkpoint holds."""
+    loss: float | None = None
+    """Validation loss of that checkpoint; null: it was not evaluated, or by an earlier version."""
+    learning_rate: float | None = None
+    """Of the step that led to it; null: by an earlier version."""
+    next_learning_rate: float | None = None
+    """Of this job's first step. Its schedule is that of the whole run as this job has it, so that the rate jumps where
+    the number of steps is another."""
+
+    @property
+    def text(self) -> str:
+        """For people: where it continues, and whether the learning rate jumps there."""
+        loss = "" if self.loss is None else f", where the validation loss was {self.loss:.4f}"
+        before, then = self.learning_rate, self.next_learning_rate
+        jumps = before is not None and then is not None and not 0.5 * before <= then <= 2 * before
+        rate = f"; the learning rate goes from {before:.2g} to {then:.2g}" if jumps else ""
+        return f"continues from step {self.step:,} of {self.job}{loss}{rate}"
 
 
 class CheckSummary(Frozen):

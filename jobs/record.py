@@ -134,6 +134,7 @@ class JobRecord(BaseModel):
     result_chosen_by: str | None = None
     """The metric by which the result is the best; null: it is the last step's."""
     result_better_step: int | None = None
+    result_kept_from: str | None = None
     """The step that was better by it, and whose checkpoint is missing."""
     result_metrics: dict[str, float] = {}
     """Other metrics of the result."""
@@ -181,6 +182,7 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
             if fact.adopted is not None:
                 change |= {"checkpoint": fact.adopted.path, "progress_step": fact.adopted.step}
                 change |= {"adopted_step": fact.adopted.step}
+                change |= {"first_loss": fact.adopted.first_loss, "best_loss": fact.adopted.best_loss}
             if isinstance(record.plan, CheckSummary):
                 change |= {"plan": record.plan.prepared(fact.time, fact.memory)}
         case JobUnprepared():
@@ -243,7 +245,7 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
         case EvaluationFinished() if record.kind == "train":
             losses = [loss for loss in (record.best_loss, fact.loss) if loss is not None]
             change |= {"best_loss": min(losses)}
-            if record.first_loss is None:
+            if fact.step == 0:
                 change |= {"first_loss": fact.loss}
         case DeviceWaiting() if record.status is Status.QUEUED:  # from the attempt that lost the GPU, or from reconcile
             return record.model_copy(update=change | {"waiting_reason": fact.message})
@@ -282,6 +284,7 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
             change |= {"result_chosen_by": fact.chosen_by, "result_metrics": fact.metrics}
             change |= {
                 "result_better_step": fact.better_step,
+                "result_kept_from": fact.kept_from,
                 "result_intervals": fact.intervals,
                 "verdict": fact.verdict,
             }

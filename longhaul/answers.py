@@ -153,6 +153,7 @@ class JobDict(TypedDict):
     final_loss: float | None
     chosen_by: str | None
     better_step: int | None
+    kept_from: str | None
     final_metrics: dict[str, float]
     final_intervals: dict[str, ConfidenceIntervalDict]
     verdict: VerdictDict | None

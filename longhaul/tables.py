@@ -129,7 +129,7 @@ def print_job(job: JobDict, console: Console, checkpoints: Sequence[CheckpointDi
         lines.append(("checkpoint", job["checkpoint"]))
     if job["fine_tuned_model"]:
         by, place = job["chosen_by"], job["fine_tuned_model"]
-        figures_kept = job["final_loss"], job["final_metrics"], job["better_step"]
+        figures_kept = job["final_loss"], job["final_metrics"], job["better_step"], job.get("kept_from")
         chosen = "" if by is None else f" ({chosen_text(by, *figures_kept)})"
         lines.append(("model is in", f"{place}{chosen}"))
     lines.append(("run directory", job["run_dir"]))

@@ -78,6 +78,7 @@ def job_answer(job: StoredJob, *, runs_name: str) -> Job:
         final_loss=record.result_loss,
         chosen_by=record.result_chosen_by,
         better_step=record.result_better_step,
+        kept_from=record.result_kept_from,
         final_metrics=record.result_metrics,
         final_intervals=record.result_intervals,
         verdict=record.verdict,

@@ -174,6 +174,8 @@ class Job(Answer):
     better_step: int | None
     """The step whose evaluation was better by that metric, and whose checkpoint is missing: there was no room for it,
     or it was damaged. Null: there is none."""
+    kept_from: str | None
+    """The job (`resume_from`) that trained that model: no step since was better. Null: this one has."""
     final_metrics: dict[str, float]
     """Other metrics of that model, by name."""
     final_intervals: dict[str, ConfidenceInterval]

@@ -96,6 +96,7 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
                 f"{f'(read as {plan.read_as}) ' if plan.read_as else ''}"
                 + (f"and {plan.steps:,} steps" if plan.steps else "to evaluate the model on")
                 + f"{_limit(plan.limited_by)}{_text(plan.time)}{_text(plan.memory)}"
+                + (f"; it {plan.resume_from.text}" if plan.resume_from else "")
             )
         case JobPrepared():
             adopted = f" (from {fact.adopted.source} on)" if fact.adopted else ""

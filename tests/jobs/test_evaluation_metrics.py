@@ -44,6 +44,9 @@ def test_the_words_of_a_choice_name_a_better_step_that_is_missing() -> None:
     assert chosen_text("macro_f1", 1.0, metrics, 1200) == (
         "the best by macro F1 of what was saved, 0.8934; step 1,200 was better, and its checkpoint is missing"
     )
+    assert chosen_text("macro_f1", 1.0, metrics, kept_from="job-1") == (
+        "the best by macro F1, 0.8934; no step since was better, so that it is still the model of job-1"
+    )
 
 
 def test_as_good_is_not_better() -> None:

@@ -270,7 +270,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         resolved=plan.resolved,
         time=plan.time and plan.time.summary(),
         memory=memory.summary(),
-        resume_from=before and before.summary(),
+        resume_from=before and before.summary(spec, plan),
     )
     return CheckResult(plan=summary)
 

@@ -98,6 +98,8 @@ def _chosen(context: TrainingContext, result: TrainResult) -> list[str]:
         found.append(f"Of the checkpoints that were evaluated it is the best by {metric_words(by)}: {figure}.")
         if (better := result.better_step) is not None:
             found.append(f"The evaluation of step {better:,} was better, and its checkpoint is missing.")
+        if result.kept_from is not None:
+            found.append(f"The job {result.kept_from} trained it; no step since was better.")
     if context.length.reason is Reason.EARLY_STOPPED:
         rule, end = context.spec.training.early_stopping, context.state.step
         assert rule is not None, "it ended early by it"

@@ -48,7 +48,7 @@ class RunLength:
         self, spec: JobSpec, plan: Plan, state: TrainState, pace: Pace, *, first: int, spent_s: Callable[[], float]
     ) -> None:
         self._spec, self._plan, self._state, self._pace = spec, plan, state, pace
-        self._first, self._spent_s = first, spent_s
+        self.first, self._spent_s = first, spent_s
         self._limit_s = None if spec.training.max_hours is None else 3600 * spec.training.max_hours
         self._passed_s = spent_s()
         """Each of `AGAIN` up to here was for an earlier attempt to see, or is seen."""
@@ -130,8 +130,8 @@ class RunLength:
     def _measured(self, step: int, spent: float) -> bool:
         """Whether enough of the run was measured: of its steps, or of its time."""
         assert self._limit_s is not None, "there is a limit"
-        after = min(CORRECTED_AFTER, math.ceil(TENTH * (self._plan.steps - self._first)))
-        if step - self._first >= after:
+        after = min(CORRECTED_AFTER, math.ceil(TENTH * (self._plan.steps - self.first)))
+        if step - self.first >= after:
             return self._pace.measured >= min(STEPS, after - 1)
         return spent >= TENTH * self._limit_s and self._pace.measured > 0
 

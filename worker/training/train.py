@@ -247,6 +247,7 @@ def finish(context: TrainingContext) -> None:
         first_loss=state.first_loss,
         step=chosen.step,
         chosen_by=metric if cost is not None else None,
+        kept_from=(context.spec.resume_from or "").partition("/")[0] if chosen.step <= context.length.first else None,
         better_step=better_step(state.evaluations, metric, cost) if metric is not None and cost is not None else None,
         metrics=chosen.metrics,
         intervals={} if (seen := evaluations_of(run).get(chosen.step)) is None else seen.intervals,

@@ -28,7 +28,7 @@ from jobs.events import (
     JobResumed,
     ModelLoaded,
 )
-from jobs.plan import DataPlan, ModelPlan, make_plan
+from jobs.plan import DataPlan, ModelPlan, SourceSummary, make_plan
 from jobs.spec import parse_spec
 from jobs.state import Stage
 from service.answers.wording import sentence
@@ -41,7 +41,7 @@ from tests.training.hub_server import COMMIT, running_hub
 from tests.training.killed_adoptions import killed_adoptions
 from tests.training.workplace import Workplace
 from worker.supervise import stage_outcome
-from worker.training.checkpoints.checkpoint import verify
+from worker.training.checkpoints.checkpoint import TrainState, verify
 from worker.training.checkpoints.source_job import SourceJob, check_settings
 from worker.training.checkpoints.tensorfile import write_bytes
 from worker.training.row_figures import file_of
@@ -99,6 +99,12 @@ class StagesWorkplace(Workplace):
         assert caught.value.hint, "there is a hint"
         assert not [name for name in checkpoints(run) if name.startswith("step-")]
         return caught.value
+
+
+def resumed_from(run: RunDir) -> SourceSummary:
+    """What check says of the job that this one resumes from."""
+    result = run.attempt_lines("check")[-1].model_dump()["result"]
+    return SourceSummary.model_validate(result["plan"]["resume_from"])
 
 
 MakePlace = Callable[..., StagesWorkplace]
@@ -164,7 +170,13 @@ def test_with_the_same_settings_it_ends_like_a_run_that_was_never_interrupted(
     source = place.begun(**memory)
     assert checkpoints(source) == ["step-00000005", "step-00000007"]
     run, adopted = place.goes_on(source, **memory)
-    assert adopted == Adopted(source=f"{source.id}/step-00000007", step=7, path="checkpoints/step-00000007")
+    assert (adopted.source, adopted.step) == (f"{source.id}/step-00000007", 7)
+    first, *_ = losses = [fact.loss for fact in facts(source, EvaluationFinished)]
+    assert (adopted.path, adopted.first_loss, adopted.best_loss) == ("checkpoints/step-00000007", first, min(losses))
+    told = f"continues from step 7 of {source.id}"
+    assert resumed_from(run).text == told, (
+        "as its rate is that of a run that was never interrupted, nothing is said of it"
+    )
     assert attempt(run) == 0
     assert facts(run, ModelLoaded)[0].resumed_step == 7
     assert [row for row in logged(whole) if row[0] > 7] == logged(run)
@@ -190,9 +202,13 @@ def test_the_best_of_the_whole_run_becomes_the_model(rising: StagesWorkplace) ->
     assert adopted.step == 19
     assert checkpoints(run) == [f"step-{best:08d}", "step-00000019"]
     shutil.rmtree(source.path)
+    run.append([checked(), prepared(run.plan().steps, adopted=adopted)])
+    assert run.record().first_loss == adopted.first_loss and run.record().best_loss == adopted.best_loss
     assert attempt(run) == 0
-    assert finished(run).result == finished(whole).result
+    assert trained(whole).kept_from is None
+    assert trained(run) == trained(whole).model_copy(update={"kept_from": source.id})
     assert same_tensors(run.model / "model.safetensors", whole.model / "model.safetensors")
+    assert f"The job {source.id} trained it; no step since was better." in (run.model / "README.md").read_text()
 
 
 def test_other_settings_count_from_that_step_on(place: StagesWorkplace) -> None:
@@ -220,6 +236,12 @@ def test_a_finished_job_is_given_more_epochs(place: StagesWorkplace, monkeypatch
     assert place.refused(source).detail_code == "nothing_left"
     run, adopted = place.goes_on(source, training={"epochs": 6})
     assert adopted.step == 21
+    [*_, last] = facts(source, EvaluationFinished)
+    loss = f"continues from step 21 of {source.id}, where the validation loss was {last.loss:.4f}"
+    assert (
+        resumed_from(run).text
+        == f"{loss}; the learning rate goes from {source.metrics()[-1].learning_rate:.2g} to 0.0032"
+    )
     assert attempt(run) == 0
     assert [row.step for row in run.metrics()] == [24, 28, 31]
     first_loss = facts(source, EvaluationFinished)[0].loss
@@ -291,7 +313,8 @@ def test_events_and_record_say_from_where_it_goes_on(place: StagesWorkplace) -> 
     flip_a_bit(source.checkpoints / "step-00000007")
     run = place.job(resume_from=source.id)
     checked = place.check(run)
-    assert checked["plan"]["resume_from"] == {"job": source.id, "step": 7, "optimizer": "adamw"}
+    before = checked["plan"]["resume_from"]
+    assert (before["job"], before["step"], before["optimizer"], before["loss"]) == (source.id, 7, "adamw", None)
     run.append([JobChecked(plan=checked["plan"])])
     place.prepare_only(run)
     end = run.attempt_lines("prepare")[-1]
@@ -440,7 +463,8 @@ def test_auto_holds_out_what_the_other_job_did(there: float | str, fraction: flo
     )  # fmt: skip
     data = DataPlan(train="x", input="x", target="x", rows=9, validation_fraction=0.07 if there == "auto" else None)
     plan = make_plan(theirs, ModelPlan(source="x", parameters=1), data)
-    assert SourceJob(RunDir(Path("x")), theirs, plan, None, 1).validation_fraction == fraction
+    state = TrainState(step=1, spec_sha256="", micro_batch=1)
+    assert SourceJob(RunDir(Path("x")), theirs, plan, None, state).validation_fraction == fraction
     if fraction is None:
         with pytest.raises(Rejected) as refused:
             check_settings(ours, theirs, "job-1")

@@ -89,7 +89,12 @@ def finish_request(event: Event, job: SinkJob) -> FinishRequest:
         case JobSucceeded() as fact:
             artifacts = model_artifact(job, fact)
             summary |= {"model": fact.model, "model_step": fact.step, "model_loss": fact.loss}
-            summary |= {"chosen_by": fact.chosen_by, "better_step": fact.better_step, "reason": fact.reason.value}
+            summary |= {
+                "chosen_by": fact.chosen_by,
+                "better_step": fact.better_step,
+                "kept_from": fact.kept_from,
+                "reason": fact.reason.value,
+            }
             summary |= {f"model_{name}": figure for name, figure in fact.metrics.items()}
             for name, between in fact.intervals.items():
                 summary |= {f"model_{name}_low": between.low, f"model_{name}_high": between.high}

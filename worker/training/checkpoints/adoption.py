@@ -109,6 +109,8 @@ class Adoption:
             source=source,
             step=chosen.state.step,
             path=str(own.relative_to(self._run.path)),
+            first_loss=chosen.state.first_loss if self._compares else None,
+            best_loss=chosen.state.best_loss if self._compares else None,
             passed_over=self._passed_over,
         )
 

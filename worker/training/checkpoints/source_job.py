@@ -20,6 +20,7 @@ from jobs.spec import BUILTIN_MODELS, JobSpec
 from worker.training.checkpoints.checkpoint import TrainState, check_order, newest_first, verify
 from worker.training.checkpoints.evaluated import stops
 from worker.training.dataset.data import PARTS, SIDES
+from worker.training.steps.learning_rate import Correction, learning_rate
 
 SAME: dict[str, bool | dict[str, bool]] = {
     "model": True, "task": True, "method": True, "data": True, "training": {"batch_size": True, "seed": True},
@@ -40,8 +41,13 @@ class SourceJob:
     plan: Plan
     checkpoint: str | None
     """Name of the one that `resume_from` asks for; None: the newest that verifies."""
-    step: int
+    state: TrainState
     """Of the one asked for, or of the newest that looks whole."""
+
+    @property
+    def step(self) -> int:
+        """Steps that it has done."""
+        return self.state.step
 
     @property
     def optimizer(self) -> OptimizerName:
@@ -60,9 +66,22 @@ class SourceJob:
             return [self.run.checkpoints / self.checkpoint]
         return newest_first(self.run)
 
-    def summary(self) -> SourceSummary:
-        """For the event of check."""
-        return SourceSummary(job=self.run.id, step=self.step, optimizer=self.optimizer)
+    def summary(self, spec: JobSpec, plan: Plan) -> SourceSummary:
+        """For the event of check of the job that resumes from it."""
+        state = self.state
+        before = _rate(self.spec, self.plan, state.step, state.correction) if state.step else None
+        return SourceSummary(
+            job=self.run.id, step=state.step, optimizer=self.optimizer, loss=state.validation_loss,
+            learning_rate=before, next_learning_rate=_rate(spec, plan, state.step + 1),
+        )  # fmt: skip
+
+
+def _rate(spec: JobSpec, plan: Plan, step: int, correction: Correction | None = None) -> float:
+    training = spec.training
+    return learning_rate(
+        step, peak=training.learning_rate, steps=plan.steps, warmup=plan.warmup_steps,
+        lr_scheduler=training.lr_scheduler, correction=correction,
+    )  # fmt: skip
 
 
 def find(run: RunDir, spec: JobSpec) -> SourceJob:
@@ -107,7 +126,7 @@ def find(run: RunDir, spec: JobSpec) -> SourceJob:
             continue
         check_order(state)
         check_steps_left(spec, plan.data, f"{job}/{folder.name}", state)
-        return SourceJob(other, theirs, plan, named or None, state.step)
+        return SourceJob(other, theirs, plan, named or None, state)
     raise none_verifies(spec, defects)
 
 
