@@ -26,10 +26,13 @@ from worker.training.dataset.inspection import (
     FirstRows,
     Inspected,
     classifying,
+    fields_offered,
+    header_offered,
     inspect_rows,
     label_offered,
     like_labels,
     survey,
+    texts_offered,
     unrecognized,
 )
 from worker.training.dataset.preview import preview_rows
@@ -51,6 +54,7 @@ from worker.training.rows.row_filter import UInt64
 from worker.training.rows.text import UNUSED_TOOLS, Templates
 from worker.training.settings import TrainerSettings
 from worker.training.steps.order import rounded
+from worker.training.tasks.columns import say_which
 from worker.training.tasks.registry import assumed_task, builtin_of, task_for
 from worker.training.tasks.task import Config, Task
 
@@ -153,11 +157,15 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
             except BadData as error:
                 unread.append(unrecognized(head, columns, spec.data))
                 if error.detail_code == "no_usable_columns":
-                    offered = label_offered(head, columns, spec.data, classifies=task.has_labels)
-                    error.hint = offered or error.hint
+                    error.hint = better_hint(error, head, columns, spec, task)
                 raise
             read_as = None if spec.data.target else task.row_format(columns)
-            found.append(ReadSource(head, templates, inspect_rows(head, spec.data, templates, task), read_as, beside))
+            try:
+                rows = inspect_rows(head, spec.data, templates, task)
+            except BadData as error:
+                error.hint = fields_offered(str(error), templates, columns) or error.hint
+                raise
+            found.append(ReadSource(head, templates, rows, read_as, beside))
     journal.progress(0.4)
     validating: ReadSource | None = None
     if validation and (columns := columns_by_source.get(validation.param)) is not None:
@@ -317,6 +325,14 @@ def read_by(
         companions = companions_of(values, read, recognized=recognized, labelled=task.has_labels, held_out=held_out)
     unread = unread_columns(values, read | set(companions.names), labelled=task.has_labels, held_out=held_out)
     return (input, task.target_template(target.source, companions)), unread
+
+
+def better_hint(error: BadData, head: Head, columns: set[str], spec: JobSpec, task: Task) -> str | None:
+    """What helps where no columns are recognized, after a look at what is in them."""
+    hint = header_offered(head, spec.data) or label_offered(head, columns, spec.data, classifies=task.has_labels)
+    if hint is None and error.hint == say_which(columns):
+        hint = texts_offered(head, columns, spec.data)
+    return hint or error.hint
 
 
 def check_metrics(spec: JobSpec, task: str) -> None:

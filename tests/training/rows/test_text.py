@@ -206,7 +206,7 @@ def test_a_template_takes_paths_and_leaves_out_what_is_optional(text: str, fille
     [
         ("{a.c}", "missing a.c"), ("{m[7]}", "missing m[7]"), ("{m.prompt}", "missing m.prompt"),
         ("{a[0]}", "missing a[0]"),
-        ("{m[0]}", "wrong type in m[0]"), ("{turns.completion}", "a chat without a reply"),
+        ("{m[0]}", "an object in m[0]"), ("{turns.completion}", "a chat without a reply"),
         ("{turns.prompt}", "a chat without a reply"), ("{none.prompt}", "missing none.prompt"),
     ],
 )  # fmt: skip

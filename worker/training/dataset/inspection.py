@@ -20,12 +20,12 @@ from worker.training.dataset.encoding import RowTask
 from worker.training.dataset.preview import Candidates
 from worker.training.rows.characters import Rewriter
 from worker.training.rows.companions import PROMPTS, SURVEYED, ColumnValues, values_of
-from worker.training.rows.csv_rows import CsvFormat
+from worker.training.rows.csv_rows import CsvBlock, CsvFormat
 from worker.training.rows.origin import Head
 from worker.training.rows.reading import format_of, open_files
-from worker.training.rows.row import Row
+from worker.training.rows.row import Row, in_shell
 from worker.training.rows.row_filter import RowFilter, UInt64
-from worker.training.rows.text import RowReader, Templates
+from worker.training.rows.text import OBJECT, RowReader, Templates
 
 log = logging.getLogger("longhaul.trainer")
 ROWS = 10_000
@@ -44,6 +44,14 @@ _MOST_OFFERED, _ROWS_OF_EACH, _LONGEST_OFFERED = 100, 10, 50
 _OFFERED_BY, _MOSTLY = 2000, 0.9
 """Rows looked at for it, and the share of them that has a label."""
 _PLAIN_NAME = re.compile(r"\w[\w .-]{0,99}")
+_PATH = re.compile(r"\w[\w .\[\]-]{0,99}")
+_NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
+_SPACES = 5
+"""In the name of a column, at most."""
+_CALLED_TARGET = re.compile(
+    "target|output|response|reply|answer|completion|summary|translation|solution|chosen", re.IGNORECASE
+)
+_CALLED_INPUT = re.compile("input|prompt|question|instruction|source|query|text|document|article", re.IGNORECASE)
 _CALLED_LABEL = re.compile("label|class|categor|intent|sentiment|topic|target", re.IGNORECASE)
 _CLASSIFIER = next(model for model, task in BUILTIN_MODELS.items() if task == "classification")
 
@@ -169,6 +177,68 @@ def label_offered(head: Head, columns: Collection[str], data: DataSpec, *, class
     label = min(classes, key=lambda name: (_CALLED_LABEL.search(name) is None, _numbered(classes[name]), name))
     line = classifying(text, label, several=label in lists, classifies=classifies)
     return f"looks like {len(classes[label])} labels: classify `{text}` by `{label}`? Add {line}"
+
+
+def texts_offered(head: Head, columns: Collection[str], data: DataSpec) -> str | None:
+    """A hint that names two columns of texts, as likely ones for input and target; None: there are not two.
+
+    Of an object its fields count, and of a list its first item.
+    """
+    texts: dict[str, set[str]] = {}
+    rows = 0
+    for row in islice(FirstRows(head, columns, CsvFormat.of(data)), _OFFERED_BY):
+        rows += 1
+        for name, value in (row.columns or {}).items():
+            if isinstance(value, dict):
+                within = {f"{name}.{key}": one for key, one in value.items()}
+            else:
+                within = {f"{name}[0]": value[0]} if isinstance(value, list) and value else {name: value}
+            for place, one in within.items():
+                if isinstance(one, str) and one.strip() and (place in texts or len(texts) < _NAMED):
+                    texts.setdefault(place, set()).add(one)
+    told = [name for name, found in texts.items() if 2 * len(found) > rows and _PATH.fullmatch(name)]
+    if len(told) < 2:
+        return None
+    target = next((name for name in told if _CALLED_TARGET.search(name)), told[-1])
+    others = [name for name in told if name != target]
+    input = next((name for name in others if _CALLED_INPUT.search(name)), others[0])
+    return f"say what to learn, perhaps `{target}` from `{input}`: {learning(f'{{{input}}}', f'{{{target}}}')}"
+
+
+def header_offered(head: Head, data: DataSpec) -> str | None:
+    """A hint for a table whose first line looks like a row; None: it looks like names, or this is no table.
+
+    A row is a line with a value that its own column has again further down, a number, or a sentence.
+    """
+    block = next(open_files(head.files, head.param, head.format, None, CsvFormat.of(data)).blocks(_BLOCK), None)
+    if not isinstance(block, CsvBlock):
+        return None
+    rows = [row.columns for row in block.rows() if row.columns is not None]
+    again = any(row.get(name) == name for row in rows for name in block.header)
+    if not (again or any(_NUMBER.fullmatch(name) or name.count(" ") > _SPACES for name in block.header)):
+        return None
+    names = block.delimiter.join(f"column{number}" for number, _ in enumerate(block.header, 1))
+    line = names.replace("\t", "\\t")
+    how = f": `sed -i '1i {line}' {in_shell(head.name)}`" if head.name.endswith((".csv", ".tsv")) else f": {line}"
+    return f"its first line looks like a row, not like the names of columns; put names before it{how}"
+
+
+def fields_offered(message: str, templates: Templates, columns: Collection[str]) -> str | None:
+    """A hint for rows that hold an object where a text should be, as `message` says: one with a field of it."""
+    for column in {name for one in templates if one for name in one.columns}:
+        fields = sorted(name for name in columns if name.startswith(f"{column}.") and _PATH.fullmatch(name))
+        if f"{OBJECT} in {column}:" in message and fields:
+            old, new = rf"\{{{re.escape(column)}(\??)\}}", rf"{{{fields[0]}\1}}"
+            input, target = (re.sub(old, new, one.source) if one else None for one in templates)
+            named = ", ".join(field.removeprefix(f"{column}.") for field in fields[:_NAMED])
+            return f"`{column}` holds objects with {named}; name what to learn: {learning(input, target)}"
+    return None
+
+
+def learning(input: str | None, target: str | None) -> str:
+    """What to add to a command so that its job learns from these."""
+    set_to = {"data.input": input, "data.target": target}
+    return " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in set_to.items() if value is not None)
 
 
 def classifying(input: str, target: str, *, several: bool = False, classifies: bool = False) -> str:

@@ -50,6 +50,8 @@ ODDITIES: Mapping[str, Callable[[str], bool]] = {
     "HTML entities": lambda text: "&" in text and _ENTITY.search(text) is not None,
 }
 """What may be wrong with a text, for its owner to judge: the text is kept, and counted."""
+OBJECT = "an object"
+"""Where a text should be; its fields can be named."""
 UNUSED_TOOLS = f"a column {TOOLS}, which is not used: the chat template gets no tools"
 
 
@@ -431,7 +433,7 @@ def plain_text(value: Any, column: str) -> str:
         raise Defect(f"missing {column}")
     if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return str(value)
-    raise Defect(f"wrong type in {column}")
+    raise Defect(f"{OBJECT} in {column}" if isinstance(value, dict) else f"wrong type in {column}")
 
 
 def _is_missing(value: Any) -> bool:

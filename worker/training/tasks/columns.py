@@ -161,13 +161,18 @@ def choose_templates(
             "learn from, with data.input and data.target"
         )
     else:
-        hint = f"say which: data.input and data.target, each a column's name or a template such as {_example(columns)}"
+        hint = say_which(columns)
     raise BadData(
         f"no columns to learn from are recognized in {name}; it has: {_listed(columns)}",
         code="no_usable_columns",
         param="data.input",
         hint=hint,
     )
+
+
+def say_which(columns: Collection[str]) -> str:
+    """The hint where nothing is known of the columns but their names."""
+    return f"say which: data.input and data.target, each a column's name or a template such as {_example(columns)}"
 
 
 def recognize(columns: Collection[str], formats: Sequence[RowFormat]) -> RowFormat | None:
