@@ -61,11 +61,11 @@ class EvaluationMetric(StrEnum):
     BLEU = ("bleu", "BLEU", 1, True, "scores", "texts")
     """0 to 100 (sacrebleu)."""
     ROUGE1 = ("rouge1", "ROUGE-1", 4, True, "shares", "texts")
-    """F1 of words, the mean over rows (rouge-score)."""
+    """F1 of words, the mean over rows (as rouge-score)."""
     ROUGE2 = ("rouge2", "ROUGE-2", 4, True, "shares", "texts")
-    """F1 of pairs of words, the mean over rows (rouge-score)."""
+    """F1 of pairs of words, the mean over rows (as rouge-score)."""
     ROUGEL = ("rougeL", "ROUGE-L", 4, True, "shares", "texts")
-    """F1 of the longest common subsequence of words, the mean over rows (rouge-score)."""
+    """F1 of the longest common subsequence of words, the mean over rows (as rouge-score)."""
     ACCURACY = ("accuracy", "accuracy", 4, True, "shares", "labels")
     """Share of the rows whose label is told."""
     MACRO_F1 = ("macro_f1", "macro F1", 4, True, "shares", "labels", "label sets")

@@ -1,12 +1,12 @@
-"""Generated texts beside their targets: exact match, chrF and BLEU (sacrebleu), ROUGE (rouge-score).
+"""Generated texts beside their targets: exact match, chrF and BLEU (sacrebleu), ROUGE.
 
-chrF and BLEU are those of the whole corpus, ROUGE is the mean of the rows' F1. Both libraries are imported where texts
-are scored: nltk, which rouge-score needs, takes a second.
+chrF and BLEU are those of the whole corpus, ROUGE is the mean of the rows' F1, as the package rouge-score has it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import regex
@@ -25,17 +25,12 @@ _CHARACTER = regex.compile(rf"[{_UNSPACED}]")
 _LETTER = regex.compile(r"\p{L}")
 
 
-class Words:
-    """A tokenizer for rouge-score, whose own drops every letter but a to z: of a Russian text nothing is left.
-
-    Words are runs of letters, marks and digits, in lower case: on ASCII texts the same as with its own tokenizer. Of
-    scripts without spaces each character is a word.
+def words_of(text: str) -> list[str]:
+    """Runs of letters, marks and digits, in lower case: on ASCII texts those of rouge-score. Of scripts without spaces
+    each character is a word.
     """
-
-    def tokenize(self, text: str) -> list[str]:
-        """The words of a text."""
-        words: list[str] = _WORD.findall(text.lower())
-        return words
+    words: list[str] = _WORD.findall(text.lower())
+    return words
 
 
 def is_unspaced(texts: Sequence[str]) -> bool:
@@ -64,20 +59,37 @@ def text_statistics(
             found[metric] = Sums(metric, np.array(numbers, np.float64))
     if asked := [metric for metric in _ROUGE if metric in metrics]:
         scores = []
-        for row in _rouge(targets, generated, asked):
-            scores.append(row)
+        for target, text in zip(targets, generated, strict=True):
+            wanted, given = words_of(target), words_of(text)
+            scores.append([_rouge(metric, wanted, given) for metric in asked])
             progress()
         found |= {metric: Sums.ratio(metric, [row[at] for row in scores], 1) for at, metric in enumerate(asked)}
     return found
 
 
-def _rouge(
-    targets: Sequence[str], generated: Sequence[str], metrics: Sequence[EvaluationMetric]
-) -> Iterator[list[float]]:
-    """[rows, metrics] F1."""
-    from rouge_score.rouge_scorer import RougeScorer
+def _rouge(metric: EvaluationMetric, target: list[str], text: list[str]) -> float:
+    """F1 of the words, of the pairs of words, or of the longest common subsequence; 0 where a text has no word."""
+    if metric is _M.ROUGEL:
+        common, wanted, given = _longest_common(target, text), len(target), len(text)
+    else:
+        ngrams = [
+            Counter(zip(*(words[n:] for n in range(_ROUGE.index(metric) + 1)), strict=False))
+            for words in (target, text)
+        ]
+        common, wanted, given = (ngrams[0] & ngrams[1]).total(), ngrams[0].total(), ngrams[1].total()
+    if not common:
+        return 0.0
+    precision, recall = common / given, common / wanted
+    return 2 * precision * recall / (precision + recall)
 
-    scorer = RougeScorer(list(map(str, metrics)), tokenizer=Words())
-    for target, text in zip(targets, generated, strict=True):
-        found = scorer.score(target, text)
-        yield [found[metric].fmeasure for metric in metrics]
+
+def _longest_common(one: list[str], other: list[str]) -> int:
+    """Words of their longest common subsequence, by the bits of one number (Hyyrö 2004)."""
+    places: dict[str, int] = {}
+    for place, word in enumerate(one):
+        places[word] = places.get(word, 0) | 1 << place
+    all_places = unmatched = (1 << len(one)) - 1
+    for word in other:
+        matched = unmatched & places.get(word, 0)
+        unmatched = (unmatched + matched | unmatched - matched) & all_places
+    return len(one) - unmatched.bit_count()
