@@ -36,16 +36,21 @@ class EventEnvelope(Answer):
     """The same as `type` and `data`, for people."""
 
 
+NO_SOURCE = {"use_attribute_docstrings": False}
+"""A model that is made has no source: pydantic would search all loaded modules for it, each time that one starts."""
+
+
 def _described(fact: type[Fact]) -> type[EventEnvelope]:
     """The envelope with this fact's type, and with its fields as `data`."""
     fields: dict[str, Any] = {name: (each.annotation, each) for name, each in fact.model_fields.items()}
     _, kind = fields.pop("type")
-    data = create_model(f"{fact.__name__}Data", __base__=Answer, __doc__=fact.__doc__, **fields)
+    made: Any = {"__doc__": fact.__doc__, "__cls_kwargs__": NO_SOURCE}
+    data = create_model(f"{fact.__name__}Data", __base__=Answer, **made, **fields)
     more: dict[str, Any] = {
         "type": (Literal[kind.default], Field(description="What happened.")),
         "data": (data, Field(description="The fact.")),
     }
-    return create_model(f"{fact.__name__}Event", __base__=EventEnvelope, __doc__=fact.__doc__, **more)
+    return create_model(f"{fact.__name__}Event", __base__=EventEnvelope, **made, **more)
 
 
 _MODELS: dict[type[Fact], type[EventEnvelope]] = {fact: _described(fact) for fact in get_args(get_args(AnyFact)[0])}
