@@ -37,6 +37,7 @@ MODULES = (
     "worker.training.train",
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
+    "rouge_score.rouge_scorer",
     "sacrebleu",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.qwen2.modeling_qwen2",
@@ -155,6 +156,8 @@ def import_all() -> None:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     for module in MODULES:
         importlib.import_module(module)
+    # What transformers makes when a process loads its first model, for every architecture that it knows.
+    importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("t5")
 
 
 def tell(asker: Asker, descriptors: Sequence[int] = (), **what: int) -> None:
