@@ -21,6 +21,8 @@ from tests.support.samples import facts_of
 from tests.support.stack import SLOWEST, Stack
 
 LOOK_S = 0.002
+NOBODY_S = 0.005
+"""Between two searches of all processes for one that has not started."""
 FROZEN_WITHIN_S = 90.0
 Moment = Callable[[RunDir], bool]
 
@@ -34,7 +36,7 @@ class Logs(Protocol):
 
 def pids() -> Iterator[int]:
     """Of all processes that run now."""
-    return (int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdecimal())
+    return (int(name) for name in os.listdir("/proc") if name.isdecimal())
 
 
 def trainers(run: RunDir) -> list[int]:
@@ -42,12 +44,14 @@ def trainers(run: RunDir) -> list[int]:
     found = []
     for pid in pids():
         try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            output = Path(f"/proc/{pid}/fd/1").readlink()
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+            if b"worker.training" in words and (
+                os.fsencode(run.path) in words or Path(f"/proc/{pid}/fd/1").readlink() == run.trainer_log
+            ):
+                found.append(pid)
         except OSError:
             continue
-        if b"worker.training" in words and (os.fsencode(run.path) in words or output == run.trainer_log):
-            found.append(pid)
     return found
 
 
@@ -103,18 +107,32 @@ def freeze(stack: Logs, run: RunDir, moment: Moment) -> int:
     """SIGSTOP the process at work on a run at such a moment (which is still so, once it stands). Returns its pid.
 
     It runs for an instant at a time until then: were it let go, the moment could be over before the looker has a CPU.
+    Moments are read from the run directory: where nothing was written since the last look, it is not yet so.
     """
     deadline = time.monotonic() + SLOWEST * FROZEN_WITHIN_S
+    seen = None
     while True:
         for pid in trainers(run):
             while stand_still(pid):
-                if moment(run):
+                before, seen = seen, written(run)
+                if seen != before and moment(run):
                     return pid
                 thaw(pid)
                 assert time.monotonic() < deadline, f"the moment did not come\n{stack.logs()}"
                 time.sleep(LOOK_S)
         assert time.monotonic() < deadline, f"nobody is at work on {run.id}\n{stack.logs()}"
-        time.sleep(LOOK_S)
+        time.sleep(NOBODY_S)
+
+
+def written(run: RunDir) -> list[tuple[str, int, int]]:
+    """Its files: path, bytes, time of the last change."""
+    found = []
+    for folder, _, names in os.walk(run.path):
+        for file in (folder, *(os.path.join(folder, name) for name in names)):
+            with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
+                stat = os.stat(file)
+                found.append((file, stat.st_size, stat.st_mtime_ns))
+    return found
 
 
 def stand_still(pid: int) -> bool:

@@ -204,7 +204,7 @@ class Stack:
 
 
 def tiny_job(**more: Any) -> dict[str, Any]:
-    """16 steps of 8 rows: two epochs of 64."""
+    """16 steps of 8 rows: two epochs of 64; of each evaluation two texts of a few tokens."""
     return {
         "name": "tiny",
         "model": "builtin:t5-tiny",
@@ -218,6 +218,6 @@ def tiny_job(**more: Any) -> dict[str, Any]:
         "memory": {"micro_batch": 4, "empty_cache_steps": 5},
         "log": {"every_steps": 2},
         "checkpoint": {"every_steps": 8, "keep": 2},
-        "evaluation": {"every_steps": 8, "samples": 2},
+        "evaluation": {"every_steps": 8, "samples": 2, "generate_rows": 2, "sample_tokens": 4},
         **more,
     }
