@@ -28,6 +28,8 @@ pytestmark = pytest.mark.timeout(2400)  # half a dozen jobs, one after the other
 ROOT = Path(__file__).resolve().parents[2]
 ROWS_KEPT = 64
 """Of the examples, in the folder where their job is submitted: the commands are meant here, not what they learn."""
+SHORT = "--set training.epochs=1 --set evaluation.samples=0"
+"""For the same reason: one epoch, and no texts."""
 
 
 def ended(api: Longhaul) -> str:
@@ -90,7 +92,9 @@ COMMANDS: dict[str, Here | Elsewhere | Never] = {
     "make setup": Here(""),
     "make check": Never("it is not a test's business to lint"),
     LOCAL: Here(r"Longhaul is up"),
-    ".venv/bin/longhaul submit examples/job.json --watch": Here(r"succeeded: the model of step"),
+    ".venv/bin/longhaul submit examples/job.json --watch": Here(
+        r"succeeded: the model of step", instead=("--watch", f"{SHORT} --watch")
+    ),
     "curl -T recipes.jsonl localhost:8000/datasets/": Here(r'"uri":"dataset:recipes.jsonl"'),
     "curl -X POST localhost:8000/jobs -H 'Idempotency-Key: try-1' "
     """-d '{"model": "builtin:t5-tiny", "data": {"train": "dataset:recipes.jsonl"}}'""": Here(CREATED),
@@ -103,11 +107,13 @@ COMMANDS: dict[str, Here | Elsewhere | Never] = {
     "curl -C - -o model.tar localhost:8000/jobs/$ID/files/model": Here("", ended),
     "longhaul submit job.json --on cluster": Elsewhere("tests/e2e/test_slurm.py::test_pause_and_cancel_reach_the_node"),
     "longhaul show last": Elsewhere("tests/e2e/test_slurm.py::test_pause_and_cancel_reach_the_node"),
-    "longhaul submit recipes.jsonl --set model=builtin:t5-tiny --watch": Here(r"succeeded: the model of step"),
+    "longhaul submit recipes.jsonl --set model=builtin:t5-tiny --watch": Here(
+        r"succeeded: the model of step", instead=("--watch", f"{SHORT} --watch")
+    ),
     "longhaul list --status running --status queued --where team=kitchen": Here(r"no such jobs"),
     "longhaul sweep examples/sweep.json --watch": Here(
-        r"2 of 2: 2 succeeded",
-        instead=("sweep.json", "sweep.json --set max_trials=2 --set job.training.epochs=1"),
+        r"1 of 1: 1 succeeded",
+        instead=("sweep.json", "sweep.json --set max_trials=1 --set job.training.epochs=1"),
     ),
     "longhaul sweep show last": Here(r"best .*macro_f1"),
     "longhaul sweep repeat last": Here(r"is running: 5 trials at most"),
@@ -119,7 +125,9 @@ COMMANDS: dict[str, Here | Elsewhere | Never] = {
     """longhaul try $ID --row '{"title": "Roasted Peach Ice Cream", "ingredients": ["peach", "cream"]}' --base""": Here(
         r"before training:", ended
     ),
-    "longhaul predict $ID recipes.jsonl --out answers.jsonl": Here(r"64 rows answered", ended),
+    "longhaul predict $ID recipes.jsonl --out answers.jsonl": Here(
+        r"64 rows answered", ended, instead=("--out", "--max-new-tokens 8 --out")
+    ),
     """curl -X POST localhost:8000/jobs/$ID/generate -d '{"input": "Roasted Peach Ice Cream"}'""": Here(
         r'"object":"generation"', ended
     ),
@@ -267,7 +275,8 @@ def test_commands_that_need_no_service(clone: Path) -> None:
     environment |= {"EDITOR": "cat", "PYTEST_ARGS": "--version", "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
     for command in of_this_place(alone=True):
         run(command, clone, environment)
-    assert (clone / "data" / "recipes.jsonl").read_bytes() == ROWS.read_bytes()
+    copied, rows = (clone / folder / "recipes.jsonl" for folder in ("data", "examples"))
+    assert copied.read_bytes() == rows.read_bytes()
 
 
 @pytest.fixture
