@@ -50,8 +50,8 @@ def _rows(stack: Stack) -> None:
         (data_of(stack) / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def job(rows: str, tokens: int, *, batch_size: int, **memory: Any) -> dict[str, Any]:
-    """Two epochs over rows that all have so many tokens on either side; nothing random in a step."""
+def job(rows: str, tokens: int, *, batch_size: int, epochs: int = 2, **memory: Any) -> dict[str, Any]:
+    """Epochs over rows that all have so many tokens on either side; nothing random in a step."""
     return {
         "name": "memory",
         "model": "builtin:t5-tiny",
@@ -59,7 +59,7 @@ def job(rows: str, tokens: int, *, batch_size: int, **memory: Any) -> dict[str, 
             "train": f"{rows}.jsonl", "validation": "short.jsonl", "max_input_tokens": tokens,
             "max_target_tokens": tokens,
         },
-        "training": {"epochs": 2, "batch_size": batch_size, "learning_rate": 0.003, "dropout": 0.0},
+        "training": {"epochs": epochs, "batch_size": batch_size, "learning_rate": 0.003, "dropout": 0.0},
         "memory": {"empty_cache_steps": 0, "optimizer": "adamw", "activation_checkpointing": 0, **memory},
         "log": {"every_steps": 1},
         "evaluation": {"samples": 0},
@@ -138,7 +138,7 @@ def test_a_trial_that_runs_out_of_memory_is_a_result_and_the_others_learn_what_t
     def trials(limit: int | None, *micro_batches: int) -> dict[Any, TrialRecord]:
         """Those of a sweep that has ended, by micro-batch."""
         body = {
-            "job": job("many", 128, batch_size=48, on_oom="fail"),
+            "job": job("many", 128, batch_size=48, epochs=1, on_oom="fail"),
             "space": {"memory.micro_batch": [*micro_batches]},
             "sampler": "grid",
             "keep_models": "all",
