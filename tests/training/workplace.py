@@ -17,9 +17,9 @@ import pytest
 from jobs.attempt import Finished
 from jobs.disk.rundir import RunDir, create
 from jobs.events import JobSubmitted
-from jobs.memory_plan import MemoryPlan
+from jobs.memory_plan import DType, MemoryPlan
 from jobs.reasons import Reason
-from jobs.spec import parse_spec
+from jobs.spec import JobSpec, parse_spec
 from tests.support.samples import memory_plan
 from worker.training.check import check
 from worker.training.dataset.data import PreparedDataset
@@ -37,11 +37,12 @@ class Workplace:
     """Everything below one folder.
 
     `planned`: both stages plan the memory of the job, for which they trace its model; else they are told a plan, which
-    is as good where rows are the subject, and takes a fiftieth of the time.
+    is as good where rows are the subject, and takes a fiftieth of the time. `pictured`: they draw `memory.png` and
+    `dataset.png`, which take longer than the rows of a test; else those files hold a few bytes.
     """
 
     def __init__(self, root: Path, *, offline: bool = True, planned: bool = True) -> None:
-        self.root, self._planned = root, planned
+        self.root, self.planned, self.pictured = root, planned, False
         self.data = root / "data"
         self.data.mkdir(parents=True)
         (root / "runs").mkdir()
@@ -110,8 +111,11 @@ class Workplace:
         journal = Journal(run.attempt_file(name))
         journal.phase("check" if name == "check" else "prepare")
         with pytest.MonkeyPatch.context() as patch:
-            if not self._planned:
+            if not self.planned:
                 patch.setattr(f"worker.training.{name}.plan_stage", told_plan)
+            if not self.pictured:
+                for module in ("planning.stages", "dataset.histogram"):
+                    patch.setattr(f"worker.training.{module}.draw", lambda _: b"a picture")
             journal.finish(Reason.DONE, result=stage(run, self.settings, journal))
         last = run.attempt_lines(name)[-1]
         assert isinstance(last, Finished)
@@ -124,11 +128,13 @@ def of_rows(tmp_path: Path) -> Workplace:
     return Workplace(tmp_path, planned=False)
 
 
-def told_plan(*_: object, **__: object) -> MemoryPlan:
+def told_plan(_: RunDir, spec: JobSpec, *__: object, dtype: DType = "bfloat16", **___: object) -> MemoryPlan:
     """In place of `plan_stage`."""
+    asked, rows = spec.memory.optimizer, spec.memory.micro_batch
     return memory_plan(
-        device="cpu", gpu=None, budget_source="host", optimizer="adamw", compile=False, candidates=[], why="told"
-    )
+        device="cpu", gpu=None, budget_source="host", optimizer="adamw" if asked == "auto" else asked,
+        micro_batch=8 if rows == "auto" else rows, dtype=dtype, compile=False, candidates=[], why="told",
+    )  # fmt: skip
 
 
 def dataset_of(run: RunDir) -> PreparedDataset:

@@ -231,7 +231,7 @@ def test_a_gpu_nobody_has_reported_is_assumed_and_said_to_be(flat: Workplace) ->
 
 
 def test_a_small_model_on_a_cpu_trains_as_plainly_as_ever(workplace: Workplace) -> None:
-    run = workplace.job()
+    run, workplace.pictured = workplace.job(), True
     told = workplace.check(run)["plan"]
     plan = run.plan()
     assert plan.memory is not None and told["memory"]["text"] == plan.memory.text

@@ -29,7 +29,7 @@ from worker.training.dataset import inspection
 from worker.training.dataset.data import PreparedDataset
 from worker.training.models import model_store
 from worker.training.scores import intervals
-from worker.training.tasks.classification import layout
+from worker.training.tasks.classification import confusion, layout
 
 WORDS = {"refund": "my money back for the kettle", "delivery": "where is my parcel", "other": "i have a question"}
 SHORT: dict[str, Any] = {
@@ -64,7 +64,14 @@ def job(place: Workplace, model: str = "./model", *, data: dict[str, Any] | None
 
 @pytest.fixture
 def place(tmp_path: Path) -> Workplace:
-    found = Workplace(tmp_path)
+    found = Workplace(tmp_path, planned=False)
+    found.rows("rows.jsonl", texts())
+    return found
+
+
+@pytest.fixture
+def planning(tmp_path: Path) -> Workplace:
+    found = Workplace(tmp_path / "planning")
     found.rows("rows.jsonl", texts())
     return found
 
@@ -88,13 +95,13 @@ NEW = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_pretrained_encoder_gets_a_head_that_is_named_and_learns(
-    family: str, place: Workplace, monkeypatch: pytest.MonkeyPatch
+    family: str, planning: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write_pretrained(place.data / "model", family)
-    run = job(place)
-    checked = place.check(run)["plan"]
+    folder = write_pretrained(planning.data / "model", family)
+    run = job(planning)
+    checked = planning.check(run)["plan"]
     assert (checked["task"], checked["labels"], set(checked["new_tensors"])) == ("classification", 3, NEW[family])
-    place.prepare_only(run)
+    planning.prepare_only(run)
     plan = run.plan()
     assert set(plan.model.new) == NEW[family]
     assert [label.name for label in plan.data.labels] == sorted(LABELS)
@@ -209,8 +216,8 @@ def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(place: Workplace) -
     write_pretrained(place.data / "model", "bert")
     best = {"every_steps": 3, "best": "macro_f1"}
     whole, broken = job(place, checkpoint=best), job(place, checkpoint=best)
-    for run in (whole, broken):
-        place.prepare(run)
+    place.prepare(whole)
+    broken.write_plan(whole.plan())
     assert attempt(whole) == 0
     figures = {fact.step: fact.metrics["macro_f1"] for fact in facts(whole, EvaluationFinished) if fact.step}
     assert trained(whole).step == max(figures, key=lambda step: figures[step]), "of equals the earliest"
@@ -221,11 +228,15 @@ def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(place: Workplace) -
     assert facts(whole, EvaluationFinished)[-1].metrics == facts(broken, EvaluationFinished, 2)[-1].metrics
 
 
-def test_killed_at_every_evaluation_a_classifier_is_chosen_by_the_same_figures(place: Workplace) -> None:
+def test_killed_at_every_evaluation_a_classifier_is_chosen_by_the_same_figures(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By SIGKILL before, in and after each evaluation and save; accuracy ends the run, macro F1 chooses the step."""
     write_pretrained(place.data / "model", "bert")
+    monkeypatch.setattr(confusion, "draw", lambda *_: b"a picture")
     parts = {
-        "training": SHORT["training"] | {"epochs": 4, "early_stopping": {"metric": "accuracy", "patience": 3}},
+        "training": SHORT["training"] | {"epochs": 4, "early_stopping": {"metric": "accuracy", "patience": 2}},
+        "evaluation": {"every_steps": 2, "samples": 0},
         "checkpoint": {"every_minutes": None, "best": "macro_f1", "keep": 1},
     }
     whole = job(place, **parts)
@@ -235,7 +246,7 @@ def test_killed_at_every_evaluation_a_classifier_is_chosen_by_the_same_figures(p
     assert trained(whole).step == max(figures, key=lambda step: figures[step]), "of equals the earliest"
     runs = [job(place, **parts) for _ in range(3 * (len(figures) + 1) + 2)]
     for run in runs:
-        place.prepare(run)
+        run.write_plan(whole.plan())
     killed_attempts(runs, first=1, within=True)
     for run in runs:
         assert (finished(run, 2).reason, finished(run, 2).step) == (finished(whole).reason, finished(whole).step)
@@ -305,16 +316,16 @@ def test_labels_that_look_alike_and_the_new_head_are_in_the_preview(place: Workp
 
 
 def test_the_plan_is_made_anew_where_later_rows_have_more_labels(
-    place: Workplace, monkeypatch: pytest.MonkeyPatch
+    planning: Workplace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inspection, "ROWS", 20)
     rows = texts(400)
-    place.rows("rows.jsonl", [row | {"label": "a" if n < 30 else f"label {n}"} for n, row in enumerate(rows)])
-    write_pretrained(place.data / "model", "roberta")
-    run = job(place)
-    place.check(run)
+    planning.rows("rows.jsonl", [row | {"label": "a" if n < 30 else f"label {n}"} for n, row in enumerate(rows)])
+    write_pretrained(planning.data / "model", "roberta")
+    run = job(planning)
+    planning.check(run)
     before = run.plan()
-    place.prepare_only(run)
+    planning.prepare_only(run)
     plan = run.plan()
     assert before.memory and plan.memory and len(before.data.labels) == 1 and len(plan.data.labels) == 371
     stored = load_file(Path(str(plan.model.folder)) / "model.safetensors")
@@ -378,7 +389,7 @@ def test_what_is_in_the_store_is_complete_or_damaged(place: Workplace) -> None:
 
 
 def test_the_example_learns_its_six_classes(tmp_path: Path) -> None:
-    place = Workplace(tmp_path)
+    place = Workplace(tmp_path, planned=False)
     shutil.copyfile(EXAMPLES.with_name("tickets.jsonl"), place.data / "tickets.jsonl")
     parts = json.loads(EXAMPLES.with_name("tickets.json").read_text())
     run = place.job(parts["data"].pop("train"), **parts)
@@ -391,7 +402,7 @@ def test_the_example_learns_its_six_classes(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not (SHARED_DATA / "cls_banking77_test.jsonl.gz").exists(), reason="needs shared/data")
 def test_banking77_has_77_classes(tmp_path: Path) -> None:
-    place = Workplace(tmp_path)
+    place = Workplace(tmp_path, planned=False)
     for part in ("train", "test"):
         shutil.copyfile(SHARED_DATA / f"cls_banking77_{part}.jsonl.gz", place.data / f"{part}.jsonl.gz")
     run = place.job("train.jsonl.gz", model="builtin:roberta-tiny", data={"validation": "test.jsonl.gz"})
