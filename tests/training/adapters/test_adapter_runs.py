@@ -21,7 +21,7 @@ from jobs.events import Adopted, CheckpointRejected, ModelLoaded
 from jobs.spec import LoraMethod
 from tests.training.attempts import attempt, checkpoints, facts, finished, logged, same_tensors, trained
 from tests.training.checkpoints.damage import flip_a_bit
-from tests.training.conftest import OVERFIT, WORDS, MakeRun
+from tests.training.conftest import RISING, WORDS, MakeRun
 from tests.training.snippets import blocks, run_snippet
 from tests.training.workplace import Workplace, pairs
 from tests.training.workplace import of_rows as of_rows
@@ -36,8 +36,8 @@ from worker.training.tasks.seq2seq.task import Seq2Seq
 
 CPU = torch.device("cpu")
 LORA: dict[str, Any] = {"type": "lora", "rank": 4, "dropout": 0.1}
-FAST = {"epochs": 4, "learning_rate": 0.1}
-LAST = "checkpoints/step-00000021"
+FAST = {"epochs": 2, "learning_rate": 0.1}
+LAST = "checkpoints/step-00000011"
 TENSORS = ("model.safetensors", "optimizer.safetensors")
 STEP_7 = 4 + 7 + 3
 """Looks until an attempt stops at step 7, as in test_checkpoint.py."""
@@ -124,9 +124,9 @@ def test_from_scratch_it_begins_with_the_same_bytes(make_run: MakeRun) -> None:
 
 
 def test_the_best_checkpoint_becomes_the_adapter_and_a_damaged_one_is_passed_over(make_run: MakeRun) -> None:
-    training = OVERFIT["training"] | {"learning_rate": 0.1}
-    run = make_run("best", **OVERFIT | {"training": training}, method=LORA | {"dropout": 0.0})
-    assert attempt(run) == 0
+    training = RISING["training"] | {"learning_rate": 1.0}
+    run = make_run("best", **RISING | {"training": training}, method=LORA | {"dropout": 0.0})
+    assert attempt(run) == 0 and trained(run).step < 21
     best = f"step-{trained(run).step:08d}"
     assert best in checkpoints(run)
     assert same_tensors(run.model / "adapter_model.safetensors", run.checkpoints / best / "model.safetensors")
@@ -222,6 +222,7 @@ def test_a_model_that_changes_in_memory_is_no_result(make_run: MakeRun, monkeypa
 def test_what_the_model_cannot_have_is_refused_at_check(
     place: LoraWorkplace, settings: dict[str, Any], code: str
 ) -> None:
+    place.planned = True  # which puts the adapters into the model
     with pytest.raises(Rejected) as caught:
         place.check(place.small_job(method=LORA | settings))
     assert caught.value.detail_code == code
@@ -249,7 +250,7 @@ class LoraWorkplace(Workplace):
 
 @pytest.fixture
 def place(tmp_path: Path, model_folder: Path) -> LoraWorkplace:
-    place = LoraWorkplace(tmp_path / "place")
+    place = LoraWorkplace(tmp_path / "place", planned=False)
     shutil.copytree(model_folder, place.data / "model")
     draw = random.Random(7)
     rows = []
@@ -263,8 +264,8 @@ def place(tmp_path: Path, model_folder: Path) -> LoraWorkplace:
 
 def test_another_job_resumes_from_it_and_the_method_must_be_the_same(place: LoraWorkplace) -> None:
     whole, source = place.small_job(), place.small_job()
-    for run in (whole, source):
-        place.prepare(run)
+    place.prepare(whole)
+    source.write_plan(whole.plan())
     assert attempt(whole) == 0
     assert attempt(source, stop_at=STEP_7) == 75
     run = place.resuming(source)
@@ -287,7 +288,7 @@ def test_another_job_resumes_from_it_and_the_method_must_be_the_same(place: Lora
 
 
 def test_the_plan_counts_what_lora_needs(place: LoraWorkplace) -> None:
-    plans = {}
+    place.planned, plans = True, {}
     for method in ("full", LORA):
         run = place.small_job(method=method)
         place.prepare(run)

@@ -27,6 +27,7 @@ from tests.training.attempts import attempt, facts, finished, logged, same_tenso
 from tests.training.forked import fork
 from tests.training.snippets import blocks, run_snippet
 from tests.training.workplace import Workplace, pairs
+from tests.training.workplace import of_rows as of_rows
 from worker.training.adapters.lora import Lora, check
 from worker.training.adapters.merging import adapted_layers
 from worker.training.checkpoints.checkpoint import newest_first
@@ -47,6 +48,7 @@ JOB: dict[str, Any] = {
     "evaluation": {"every_steps": 5, "max_rows": 6, "samples": 1, "sample_tokens": 4},
     "checkpoint": {"every_steps": 3, "every_minutes": None},
 }
+SHORT = JOB["training"] | {"max_steps": 2}
 OVERFLOWS = (4, 7)
 """Steps with a planted overflow."""
 
@@ -93,8 +95,8 @@ def rows_of(run: RunDir) -> list[tuple[int, float | None, int | None]]:
     return [(row.step, row.loss_scale, row.skipped_updates) for row in read_lines(run.metrics_file, MetricRow)]
 
 
-def test_a_job_learns_and_its_adapter_opens_beside_a_model_in_float16(workplace: Workplace) -> None:
-    run = prepared(workplace)
+def test_a_job_learns_and_its_adapter_opens_beside_a_model_in_float16(tmp_path: Path) -> None:
+    run = prepared(Workplace(tmp_path / "planned"))
     plan = run.plan()
     assert plan.memory is not None and plan.resolved.dtype == plan.memory.dtype == "float16"
     assert "model in float16, adapters in float32" in plan.memory.text
@@ -141,7 +143,7 @@ def test_planted_overflows_are_skipped_counted_and_repeated_by_a_resumed_run(
     # Killed behind so many overflows; the checkpoint before the second one has the state that the first one left.
     plant(monkeypatch, *OVERFLOWS)
     memory = {"memory": {"micro_batch": 4, "optimizer": optimizer}}
-    whole, broken = prepared(workplace, **memory), prepared(workplace, **memory)
+    whole, broken = (prepared(workplace, **memory, evaluation={"every_steps": 5, "samples": 0}) for _ in range(2))
     assert attempt(whole) == 0
     skipped = facts(whole, UpdateSkipped)
     assert [(each.step, each.loss_scale, each.next_loss_scale) for each in skipped] == [
@@ -183,7 +185,7 @@ def test_what_the_model_computes_beyond_float16_ends_the_run_with_a_hint(workpla
 
 
 def test_merged_weights_are_float16_like_the_model(workplace: Workplace) -> None:
-    run = prepared(workplace, LORA | {"merge": True})
+    run = prepared(workplace, LORA | {"merge": True}, training=SHORT)
     assert attempt(run) == 0
     config = json.loads((run.model / "config.json").read_text())
     assert config["dtype"] == "float16"
@@ -193,6 +195,7 @@ def test_merged_weights_are_float16_like_the_model(workplace: Workplace) -> None
 
 
 def test_a_family_that_transformers_keeps_in_float32_is_refused_at_check(workplace: Workplace) -> None:
+    workplace.planned = True  # which makes the model
     workplace.rows("rows.jsonl", pairs(60))
     with pytest.raises(Rejected, match=r"T5ForConditionalGeneration does not work in float16: .* its wo in") as caught:
         workplace.check(workplace.job(model="builtin:t5-tiny", method=LORA))
@@ -233,10 +236,10 @@ def test_a_run_keeps_the_type_that_it_began_with(workplace: Workplace, began: bo
     auto: dict[str, Any] = {"type": "lora", "rank": 4}
     settings = workplace.settings
     workplace.settings = dataclasses.replace(settings, gpu=dataclasses.replace(REFERENCE, native_bf16=began))
-    first = prepared(workplace, auto)
+    first = prepared(workplace, auto, training=SHORT)
     assert first.plan().resolved.dtype == ("bfloat16" if began else "float16")
     assert attempt(first) == 0
-    more = {"training": JOB["training"] | {"epochs": 3}, "resume_from": first.id}
+    more = {"training": SHORT | {"max_steps": 3}, "resume_from": first.id}
     workplace.settings = dataclasses.replace(settings, gpu=dataclasses.replace(REFERENCE, native_bf16=not began))
     if began:
         with pytest.raises(Rejected, match=r"trains in bfloat16, and .* has no native bf16") as caught:
