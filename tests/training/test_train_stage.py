@@ -8,8 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,28 +17,20 @@ from transformers import AutoModelForSeq2SeqLM
 from jobs.attempt import Finished, Heartbeat, TrainResult
 from jobs.disk.rundir import RunDir
 from jobs.errors import Rejected
-from jobs.events import CheckpointSaved, EvaluationFinished, ModelLoaded
+from jobs.events import AnyFact, CheckpointSaved, EvaluationFinished, ModelLoaded
 from tests.training.attempts import attempt, facts, finished, logged, same_tensors, trained
 from tests.training.conftest import MakeRun
 from tests.training.forked import Forked, stage
 from worker.training.__main__ import main, set_library_switches
+from worker.training.journal import Journal
 from worker.training.machine.device import hold_job
 from worker.training.steps import order
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 600.0
 
 
 def start(run: RunDir, number: int) -> Forked:
     return stage("train", run.path, "--attempt", str(number))
-
-
-def wait_until(condition: Callable[[], bool], process: Forked) -> None:
-    until = time.monotonic() + LIMIT_S
-    while not condition():
-        assert not process.ended, process.log
-        assert time.monotonic() < until, "timed out"
-        time.sleep(0.01)
 
 
 def begun_by_hand(run: RunDir) -> tuple[int, str, str]:
@@ -57,17 +47,23 @@ def test_sigterm_finishes_the_step_saves_and_the_next_attempt_goes_on_bit_for_bi
 ) -> None:
     long = {
         "method": {"type": "lora", "rank": 4, "merge": True} if method == "lora" else method,
-        "training": {"epochs": 20}, "evaluation": {"every_steps": 10}, "checkpoint": {"every_steps": 50},
+        "training": {"epochs": 6}, "evaluation": {"every_steps": 10, "samples": 1}, "checkpoint": {"every_steps": 50},
     }  # fmt: skip
     whole, broken = make_run("whole", **long), make_run("broken", **long)
-    first = start(broken, 1)
-    wait_until(lambda: len(facts(broken, EvaluationFinished)) >= 3, first)
-    first.send(signal.SIGTERM)
-    first.send(signal.SIGTERM)  # a second one changes nothing
-    code, _, log = first.wait()
+    real = Journal.note
+
+    def note(journal: Journal, fact: AnyFact) -> None:
+        real(journal, fact)
+        if isinstance(fact, EvaluationFinished) and fact.step == 10:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)  # a second one changes nothing
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "note", note)
+        code, _, log = start(broken, 1).wait()
     assert code == 75, log
     stopped = finished(broken)
-    assert stopped.reason == "interrupted" and 20 <= stopped.step < 103
+    assert stopped.reason == "interrupted" and 10 <= stopped.step < 31
     assert facts(broken, CheckpointSaved)[-1].step == stopped.step
 
     code, _, log = start(broken, 2).wait()
@@ -75,10 +71,10 @@ def test_sigterm_finishes_the_step_saves_and_the_next_attempt_goes_on_bit_for_bi
     code, _, log = begun_by_hand(whole) if method == "full" else start(whole, 1).wait()
     assert code == 0, log
     assert facts(broken, ModelLoaded, 2)[0].resumed_step == stopped.step
-    assert len(logged(whole)) == 26 and logged(broken) == logged(whole)
+    assert len(logged(whole)) == 8 and logged(broken) == logged(whole)
     assert finished(broken, 2).result == finished(whole).result
     assert same_tensors(broken.model / "model.safetensors", whole.model / "model.safetensors")
-    assert "step 103 of 103: training loss " in log
+    assert "step 31 of 31: training loss " in log
     if method == "full":  # a process of its own, which sets how loud libraries are before it imports them
         [warning] = [line for line in log.splitlines() if line.split()[2] != "INFO"]
         assert "plan.json is of a version that did not plan memory" in warning, "no library adds to it"
@@ -99,23 +95,25 @@ def test_a_run_does_not_go_on_in_an_order_that_it_did_not_begin_in(
 
 
 def test_a_run_says_in_order_what_it_does_and_learns(make_run: MakeRun) -> None:
-    run = make_run(training={"epochs": 20, "dropout": 0.0}, memory={"empty_cache_steps": 30})
+    run = make_run(
+        training={"epochs": 8, "dropout": 0.0}, memory={"empty_cache_steps": 12}, evaluation={"every_steps": 20}
+    )
     assert attempt(run) == 0
     phases = [line.phase for line in run.attempt_lines(1) if isinstance(line, Heartbeat)]
     assert phases[:4] == ["load", "evaluate", "generate", "step"]
     assert {"save"} <= set(phases)
     seen = facts(run, EvaluationFinished)
-    assert seen[0].step == 0 and seen[-1].step == 103
+    assert seen[0].step == 0 and seen[-1].step == 41
     assert all(len(fact.samples) == 2 and fact.rows == 6 for fact in seen)
     assert seen[0].samples[0].target.split() == [
         word for n, word in enumerate(reversed(seen[0].samples[0].input.split())) if n % 3 != 2
     ]
     rows = run.metrics()
-    assert [row.step for row in rows] == [*range(4, 103, 4), 103]
+    assert [row.step for row in rows] == [*range(4, 41, 4), 41]
     # After the last step: one more evaluation, as long as the one before, and a checkpoint.
     assert rows[0].eta_s > 0 and rows[-1].eta_s > seen[-2].seconds
     assert rows[-1].cache_clears == 3 and rows[-1].cache_clear_s > 0
-    assert rows[-1].epoch == 20 and rows[-1].micro_batch == 4
+    assert rows[-1].epoch == 8 and rows[-1].micro_batch == 4
     assert rows[-1].loss < rows[0].loss - 0.5
 
 
