@@ -16,6 +16,7 @@ from jobs.errors import BadData
 from jobs.preview import DataPreview
 from tests.training.attempts import attempt, logged, same_tensors
 from tests.training.workplace import Workplace, pairs
+from tests.training.workplace import of_rows as of_rows
 from worker.training.dataset.data import PreparedDataset
 from worker.training.steps.mixture import mixture_of
 

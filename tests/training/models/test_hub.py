@@ -23,7 +23,7 @@ from worker.training.tasks.seq2seq.layout import layout_of
 
 @pytest.fixture
 def workplace(tmp_path: Path) -> Workplace:
-    place = Workplace(tmp_path, offline=False)
+    place = Workplace(tmp_path, offline=False, planned=False)
     place.rows("rows.jsonl", pairs(20))
     return place
 

@@ -34,7 +34,7 @@ Tensors = dict[str, torch.Tensor]
 @pytest.fixture
 def workplace(tmp_path: Path, model_folder: Path) -> Workplace:
     """With the model folder `tiny` in its data."""
-    place = Workplace(tmp_path)
+    place = Workplace(tmp_path, planned=False)
     place.rows("rows.jsonl", pairs(20))
     shutil.move(model_folder, place.data / "tiny")
     return place
