@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, expect
 
 from jobs.disk.rundir import RunDir
@@ -375,8 +374,7 @@ def test_only_a_dry_run_can_be_a_draft(service: Service) -> None:
     assert gone.status_code == 200
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
 def test_everybody_can_use_it_in_every_state(browser: Browser, service: Service, theme: str, width: int) -> None:
     source = service.submit(**RICH)
     found: dict[str, list[str]] = {}
@@ -384,10 +382,8 @@ def test_everybody_can_use_it_in_every_state(browser: Browser, service: Service,
         page = watched.page
 
         def look(state: str) -> None:
-            result = Axe().run(page).response
-            assert result["passes"], "axe looked at nothing"
-            if violations := result["violations"]:
-                found[state] = [f"{each['id']}: {each['nodes'][0]['html'][:160]}" for each in violations]
+            if violations := watched.violations():
+                found[state] = violations
             assert page.evaluate("document.documentElement.scrollWidth") <= width, f"{state}: wider than the screen"
 
         page.goto(service.url + "/new")

@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from hypothesis import given
 from hypothesis import strategies as st
 from playwright.sync_api import Browser, expect
@@ -23,25 +22,23 @@ from tests.support.samples import dataset_report, metric_row, preview
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
 def test_it_is_whole_from_the_service_and_from_a_file(
-    browser: Browser, seeded: tuple[Service, dict[str, str]], tmp_path: Path, theme: str
+    watched: WatchedPage, seeded: tuple[Service, dict[str, str]], tmp_path: Path
 ) -> None:
     service, jobs = seeded
-    file = tmp_path / "report.html"
-    with WatchedPage(browser, color_scheme=theme) as watched:
-        page = watched.page
-        for state in ("succeeded", "failed", "validating"):
-            page.goto(f"{service.url}/jobs/{jobs[state]}/report")
-            assert Axe().run(page).response["violations"] == [], state
-        page.goto(f"{service.url}/jobs/{jobs['succeeded']}/report")
-        served = page.locator("main").inner_text()
-        # Its own policy lets its styles in.
-        assert page.evaluate("getComputedStyle(document.querySelector('.lines polyline')).fill") == "none"
-        file.write_bytes(service.get(f"/jobs/{jobs['succeeded']}/report").content)
-        page.goto(file.as_uri())
-        assert page.locator("main").inner_text() == served
-    assert watched.faults == []
+    page, file = watched.page, tmp_path / "report.html"
+    for state in ("failed", "validating", "succeeded"):
+        page.emulate_media(color_scheme="light")
+        page.goto(f"{service.url}/jobs/{jobs[state]}/report")
+        assert watched.violations() == [], state
+        page.emulate_media(color_scheme="dark")
+        assert watched.violations("color-contrast") == [], state
+    served = page.locator("main").inner_text()
+    # Its own policy lets its styles in.
+    assert page.evaluate("getComputedStyle(document.querySelector('.lines polyline')).fill") == "none"
+    file.write_bytes(service.get(f"/jobs/{jobs['succeeded']}/report").content)
+    page.goto(file.as_uri())
+    assert page.locator("main").inner_text() == served
     for part in ("What was asked", "Rows as the model gets them", "Curves", "Samples", "Memory", "Events"):
         assert part in served, part
 

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
 
@@ -21,6 +22,15 @@ class WatchedPage:
         self.page.on("console", self._said)
         self.page.on("pageerror", lambda error: self._note(f"exception: {error}"))
         self.page.on("request", self._asked)
+
+    def violations(self, *rules: str) -> list[str]:
+        """What keeps somebody from using the page as it is now, `rule: element`; by these rules of axe only, if any are
+        named.
+        """
+        options = {"resultTypes": ["violations"]} | ({"runOnly": [*rules]} if rules else {})
+        result = Axe().run(self.page, options=options).response
+        assert result["passes"], "axe looked at nothing"
+        return [f"{each['id']}: {each['nodes'][0]['html'][:160]}" for each in result["violations"]]
 
     def _said(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):  # a broken policy is one
