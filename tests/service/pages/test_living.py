@@ -7,8 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from jobs.disk.files import append_line
 from jobs.events import (
@@ -63,10 +62,12 @@ let answered = 0;
 window.fetch = async (...what) => {
   const answer = await asked(...what);
   if (!String(what[0]).includes("after_step")) return answer;
-  await new Promise((done) => setTimeout(done, 3000));
+  await new Promise((done) => setTimeout(done, 750));
   document.documentElement.dataset.answered = ++answered;
   return answer;
 };
+const repeated = window.setInterval;
+window.setInterval = (work, every) => repeated(work, every / 4);
 """
 
 
@@ -169,25 +170,25 @@ def test_the_queue_is_ordered_by_keys_buttons_and_drag(service: Service, watched
     is_now("four", "one", "three", "two")
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-def test_texts_from_data_are_texts(service: Service, browser: Browser, width: int) -> None:
+def test_texts_from_data_are_texts(service: Service, watched: WatchedPage) -> None:
     job = queued(service, "Möhren ½", metadata={"team": HOSTILE, HOSTILE: ODD[:400]})
     service.append(job, STARTED)
     hostile = Sample(input=HOSTILE, target=ODD, generated=HOSTILE + ODD)
     service.append(job, EvaluationFinished(step=0, loss=1.0, rows=1, seconds=1.0, best=True, samples=[hostile]))
     service.run(job).trainer_log.write_text(HOSTILE + "\n")
-    with WatchedPage(browser, viewport={"width": width, "height": 800}) as watched:
-        page = watched.page
-        page.on("dialog", lambda dialog: watched.faults.append(dialog.message))
-        page.goto(service.url)
-        expect(page.locator(".labels")).to_contain_text(f"team={HOSTILE}")
-        for tab in ("overview", "samples", "events", "log", "reproduce"):
-            page.goto(f"{service.url}/jobs/{job}?tab={tab}")
-            expect(page.locator("main")).to_contain_text("onerror")
+    page = watched.page
+    page.on("dialog", lambda dialog: watched.faults.append(dialog.message))
+    page.goto(service.url)
+    expect(page.locator(".labels")).to_contain_text(f"team={HOSTILE}")
+    for tab in ("overview", "samples", "events", "log", "reproduce"):
+        page.set_viewport_size({"width": 390, "height": 800})
+        page.goto(f"{service.url}/jobs/{job}?tab={tab}")
+        expect(page.locator("main")).to_contain_text("onerror")
+        for width in (390, 1280):
+            page.set_viewport_size({"width": width, "height": 800})
             wider = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-            assert wider == 0, f"{tab} is {wider} px wider than the window"
+            assert wider == 0, f"{tab} is {wider} px wider than a window of {width}"
         assert page.locator("img").count() == 0
-        assert watched.faults == []
 
 
 def test_words_that_announce_a_secret_change_no_page(service: Service, watched: WatchedPage) -> None:
@@ -213,7 +214,7 @@ document.dispatchEvent(new Event("visibilitychange"));
 
 def test_any_number_of_tabs_can_be_open(service: Service, watched: WatchedPage) -> None:
     job = queued(service, "chef")
-    for _ in range(8):  # a browser has six connections to a service
+    for _ in range(7):  # a browser has six connections to a service
         page = watched.page.context.new_page()
         page.goto(f"{service.url}/jobs/{job}")
         expect(page.locator("h1 .state")).to_have_text("queued")
@@ -347,10 +348,11 @@ def test_what_the_page_says_makes_the_job_again_does(
     assert [spec.training.seed for spec in made] == [43, 43, 43, 42, 42, 42]
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/jobs/", "/?status=foo", "/jobs/{job}?tab=foo", "/?text=" + "x" * 300])
-def test_an_address_that_leads_nowhere_is_a_page(service: Service, watched: WatchedPage, path: str) -> None:
+def test_an_address_that_leads_nowhere_is_a_page(service: Service, watched: WatchedPage) -> None:
     watched.expected = ["404", "422"]
-    answer = watched.page.goto(service.url + path.format(job=service.submit()))
-    assert answer is not None and answer.status in (404, 422)
-    expect(watched.page.get_by_role("heading", level=1)).to_be_visible()
+    job = service.submit()
+    for path in ("/nothing", "/jobs/", "/?status=foo", f"/jobs/{job}?tab=foo", "/?text=" + "x" * 300):
+        answer = watched.page.goto(service.url + path)
+        assert answer is not None and answer.status in (404, 422), path
+        expect(watched.page.get_by_role("heading", level=1)).to_be_visible()
     assert service.get("/nothing").headers["Content-Type"] == "application/json"
