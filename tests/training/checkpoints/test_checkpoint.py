@@ -143,16 +143,15 @@ def test_before_the_first_step_there_is_nothing_to_save(make_run: MakeRun) -> No
     ],
 )
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
-    stopped: Stopped, whole: RunDir, damage: Callable[[Path], object], message: str
+    stopped: Stopped, damage: Callable[[Path], object], message: str
 ) -> None:
     run = stopped(4 + 12 + 2 * 3)
     assert checkpoints(run)[-2:] == ["step-00000010", "step-00000012"]
     damage(run.checkpoints / "step-00000012")
-    assert attempt(run, 2) == 0
+    assert attempt(run, 2, stop_at=2) == 75  # whose save removes what was rejected
     (rejected,) = facts(run, CheckpointRejected, 2)
     assert rejected.path == "checkpoints/step-00000012" and message in rejected.message
     assert facts(run, ModelLoaded, 2)[0].resumed_step == 10
-    assert logged(run) == logged(whole)
     assert not [name for name in checkpoints(run) if not name.startswith("step-")]
 
 
