@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,32 +29,47 @@ FOLDER = "traces"
 def asked(home: Path | None, config: dict[str, Any] | None = None, **more: Any) -> tuple[int, Prediction, Any]:
     """Traces that were needed for it, a prediction, and the size of the model."""
     training = TrainingSpec(**more.pop("training", {}))
-    options: dict[str, Any] = {"task": Seq2Seq(), "device": "cpu", "fused": True, "dropout": None}
+    options: dict[str, Any] = {"task": Seq2Seq(), "device": "cuda", "fused": True, "dropout": None}
     one = Predictor(CONFIG | (config or {}), training=training, traces=home and home / FOLDER, **options | more)
     prediction = one.predict(SHAPE, Setting(0, "adamw"))
     one.keep()
     return one.traced, prediction, (one.size, one.uncompiled(0))
 
 
-def test_the_second_job_traces_nothing_and_predicts_the_same(tmp_path: Path) -> None:
-    traces, *first = asked(tmp_path)
-    assert traces > 0
+@pytest.fixture(scope="module")
+def _traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[int, Prediction, Any]]:
+    home = tmp_path_factory.mktemp("traced")
+    return home, asked(home)
+
+
+@pytest.fixture
+def first(tmp_path: Path, _traced: tuple[Path, tuple[int, Prediction, Any]]) -> tuple[int, Prediction, Any]:
+    """What a job found that left its traces in `tmp_path`."""
+    home, found = _traced
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    return found
+
+
+def test_the_second_job_traces_nothing_and_predicts_the_same(
+    tmp_path: Path, first: tuple[int, Prediction, Any]
+) -> None:
+    assert first[0] > 0
     other = {"learning_rate": 1e-3, "epochs": 1, "seed": 7, "batch_size": 3, "max_grad_norm": 0.5}
-    assert asked(tmp_path, training=other) == (0, *first)
-    assert asked(None) == (traces, *first)
+    assert asked(tmp_path, training=other) == (0, *first[1:])
+    assert asked(None) == first
 
 
 @pytest.mark.parametrize(
     "different",
     [
-        {"config": {"d_ff": 128}}, {"dropout": 0.0}, {"fused": False}, {"device": "cuda"}, {"flash": False},
+        {"config": {"d_ff": 128}}, {"dropout": 0.0}, {"fused": False}, {"device": "cpu"}, {"flash": False},
         {"training": {"weight_decay": 0.1}}, {"training": {"max_grad_norm": None}}, {"task": Seq2Seq((16, 8))},
         {"method": Lora(LoraMethod(type="lora", rank=4, targets=["q", "v"]))},
     ],
     ids=str,
 )  # fmt: skip
+@pytest.mark.usefixtures("first")
 def test_what_may_decide_it_is_traced_anew(tmp_path: Path, different: dict[str, Any]) -> None:
-    asked(tmp_path)
     assert asked(tmp_path, **different)[0] > 0
     assert asked(tmp_path, **different)[0] == 0
 
@@ -67,43 +83,40 @@ def test_trials_of_lora_that_differ_in_alpha_or_rates_are_traced_once(tmp_path: 
     assert traces > 0
     for settings in ({"alpha": 32}, {"rslora": True}, {"dropout": 0.3}):
         assert found(tmp_path, **settings) == (0, first)
-        assert found(None, **settings)[1] == first
+    assert found(None, alpha=32, rslora=True, dropout=0.3)[1] == first
     assert found(tmp_path, dropout=0.0)[0] > 0 and found(tmp_path, rank=8)[0] > 0
 
 
-@pytest.mark.parametrize(
-    "rates", [{"weight_decay": (0.01, 1.0)}, {"dropout": (0.01, 0.5)}, {"max_grad_norm": (1e-3, 9.0)}]
-)
-def test_rates_that_count_as_one_need_the_same(rates: dict[str, tuple[float, float]]) -> None:
-    (name, values), *_ = rates.items()
-    found = [
-        asked(None, dropout=value) if name == "dropout" else asked(None, training={name: value}) for value in values
-    ]
-    assert found[0] == found[1]
+def test_rates_that_count_as_one_need_the_same() -> None:
+    low, high = (
+        asked(None, dropout=dropout, training={"weight_decay": decay, "max_grad_norm": norm})
+        for dropout, decay, norm in ((0.01, 0.01, 1e-3), (0.5, 1.0, 9.0))
+    )
+    assert low == high
 
 
+@pytest.mark.usefixtures("first")
 def test_other_code_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked(tmp_path)
     monkeypatch.setattr(trace_cache, "code", lambda: ["another version"])
     assert asked(tmp_path)[0] > 0
 
 
 @pytest.mark.parametrize("content", [b"", b"[1, 2]", b"{", b"null", b"\xff"])
-def test_a_damaged_file_is_written_again(tmp_path: Path, content: bytes) -> None:
-    traces, *first = asked(tmp_path)
+def test_a_damaged_file_is_written_again(tmp_path: Path, first: tuple[int, Prediction, Any], content: bytes) -> None:
     (file,) = (tmp_path / FOLDER).iterdir()
     file.write_bytes(content)
-    assert asked(tmp_path) == (traces, *first)
-    assert asked(tmp_path) == (0, *first)
+    assert asked(tmp_path) == first
+    assert asked(tmp_path) == (0, *first[1:])
 
 
 @pytest.mark.parametrize("change", [(b"passes", b"parses"), (b": [", b": [9")], ids=str)
-def test_a_changed_answer_is_traced_again(tmp_path: Path, change: tuple[bytes, bytes]) -> None:
-    traces, *first = asked(tmp_path)
+def test_a_changed_answer_is_traced_again(
+    tmp_path: Path, first: tuple[int, Prediction, Any], change: tuple[bytes, bytes]
+) -> None:
     (file,) = (tmp_path / FOLDER).iterdir()
     file.write_bytes(file.read_bytes().replace(*change))
-    assert asked(tmp_path) == (traces, *first)
-    assert asked(tmp_path) == (0, *first)
+    assert asked(tmp_path) == first
+    assert asked(tmp_path) == (0, *first[1:])
 
 
 def test_a_folder_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None:
