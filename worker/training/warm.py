@@ -37,7 +37,6 @@ MODULES = (
     "worker.training.train",
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
-    "rouge_score.rouge_scorer",
     "sacrebleu",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.qwen2.modeling_qwen2",
