@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.stack import tiny_job
 
-LONG = {"epochs": 12, "batch_size": 8, "learning_rate": 0.003}  # 96 steps
+LONG = {"epochs": 5, "batch_size": 8, "learning_rate": 0.003}  # 40 steps
 
 
 def long_job(**more: object) -> dict[str, object]:

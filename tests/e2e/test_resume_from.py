@@ -14,7 +14,7 @@ from tests.support.stack import Stack
 
 def test_a_job_goes_on_from_one_that_was_cancelled_and_deleted(stack: Stack) -> None:
     cancelled = stack.submit(long_job())
-    asked_at(stack, cancelled, "cancel", stepping(4, 95))
+    asked_at(stack, cancelled, "cancel", stepping(4, 39))
     stopped_at = cancelled.record().progress_step
 
     run = stack.submit(long_job(resume_from=cancelled.id))
