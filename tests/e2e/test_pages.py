@@ -108,7 +108,7 @@ def test_from_a_file_to_a_model_and_a_comparison_by_keyboard_across_a_restart(st
         # answers, with one of what is behind "more" → plan; the service goes away meanwhile
         press(page, page.locator("button[data-model='builtin:t5-tiny']"))
         stack.kill("service")
-        write(page, "training.epochs", "30")
+        write(page, "training.epochs", "10")
         page.locator("#connection", has_text="reconnecting").wait_for(timeout=CHECKED_MS)
         stack.start("service")
         press(page, page.locator("#more > summary"))
@@ -119,7 +119,7 @@ def test_from_a_file_to_a_model_and_a_comparison_by_keyboard_across_a_restart(st
         press(page, page.locator("#group-log > summary"))
         write(page, "log.every_steps", "2")
         # → submit
-        expect(page.locator("#check")).to_contain_text("240 steps", timeout=CHECKED_MS)
+        expect(page.locator("#check")).to_contain_text("80 steps", timeout=CHECKED_MS)
         expect(page.locator("#connection")).to_have_text("")
         press(page, page.locator("#start"))
         page.wait_for_url("**/jobs/job-*")
@@ -127,18 +127,18 @@ def test_from_a_file_to_a_model_and_a_comparison_by_keyboard_across_a_restart(st
 
         # live curve
         charts = page.locator("#charts")
-        trainer = freeze(stack, run, stepping(20, 100))
+        trainer = freeze(stack, run, stepping(10, 40))
         page.locator("#charts:not([data-drawn='0'])[data-drawn]").wait_for(timeout=CHECKED_MS)
         drawn = int(charts.get_attribute("data-drawn") or 0)
         thaw(trainer)
-        freeze(stack, run, stepping(120, 220))
+        freeze(stack, run, stepping(44, 76))
         stack.wait_for(lambda: int(charts.get_attribute("data-drawn") or 0) > drawn or None, "the curve to go on")
         # → pause → service killed and started → resume
         press(page, page.get_by_role("button", name="Pause"))
         continue_once_asked(stack, trainer)
         page.locator("h1 .state.paused").wait_for(timeout=CHECKED_MS)
         paused_at = run.record().progress_step
-        assert 0 < paused_at < 240
+        assert 0 < paused_at < 80
         stack.kill("service")
         page.locator("#connection", has_text="reconnecting").wait_for(timeout=CHECKED_MS)
         stack.start("service")
@@ -146,7 +146,7 @@ def test_from_a_file_to_a_model_and_a_comparison_by_keyboard_across_a_restart(st
         press(page, page.get_by_role("button", name="Resume"))
         # → finished, with every point of the curve
         page.locator("h1 .state.succeeded").wait_for(timeout=CHECKED_MS)
-        expect(charts).to_have_attribute("data-drawn", "120", timeout=CHECKED_MS)
+        expect(charts).to_have_attribute("data-drawn", "40", timeout=CHECKED_MS)
         # → compare with a clone, before it trains: what differs, and nothing else
         job = page.url
         stack.kill("train")
@@ -154,7 +154,7 @@ def test_from_a_file_to_a_model_and_a_comparison_by_keyboard_across_a_restart(st
         press(page, page.locator("#more > summary"))
         press(page, page.locator("#group-training > summary"))
         write(page, "training.batch_size", "16")
-        expect(page.locator("#check")).to_contain_text("120 steps", timeout=CHECKED_MS)
+        expect(page.locator("#check")).to_contain_text("40 steps", timeout=CHECKED_MS)
         press(page, page.locator("#start"))
         page.wait_for_url("**/jobs/job-*")
         page.locator("h1 .state.queued").wait_for(timeout=CHECKED_MS)
@@ -174,4 +174,4 @@ def test_from_a_file_to_a_model_and_a_comparison_by_keyboard_across_a_restart(st
         with tarfile.open(download.value.path()) as model:
             assert any(name.endswith("model.safetensors") for name in model.getnames())
         assert watched.faults == []
-    assert [row.step for row in run.metrics()] == list(range(2, 241, 2))
+    assert [row.step for row in run.metrics()] == list(range(2, 81, 2))

@@ -25,7 +25,7 @@ JOB = {
     "name": "stranger",
     "model": "builtin:t5-tiny",
     "data": {"train": "dataset:rows.jsonl", "validation": 0.2, "max_input_tokens": 48, "max_target_tokens": 32},
-    "training": {"epochs": 20, "batch_size": 8, "learning_rate": 0.003},
+    "training": {"epochs": 8, "batch_size": 8, "learning_rate": 0.003},
     "log": {"every_steps": 2},
     "evaluation": {"every_steps": 50, "samples": 0},
     "checkpoint": {"every_steps": 20},
