@@ -288,12 +288,8 @@ def test_another_job_resumes_from_it_and_the_method_must_be_the_same(place: Lora
 
 
 def test_the_plan_counts_what_lora_needs(place: LoraWorkplace) -> None:
-<<<<<<< HEAD
-    place.planned, plans = True, {}
-=======
     place.planned = True
     plans = {}
->>>>>>> 608b980 (Tests of LoRA and float16 train 11 steps or 2, and plan memory where it matters)
     for method in ("full", LORA):
         run = place.small_job(method=method)
         place.prepare(run)

@@ -18,6 +18,7 @@ import requests
 
 from jobs.disk.rundir import RunDir
 from jobs.export import ExportFormat
+from jobs.process.lifeline import WARM
 from jobs.redis.connection import connect
 from jobs.redis.requests import Requests
 from longhaul.api import ApiError, Longhaul
@@ -25,12 +26,14 @@ from longhaul.main import main
 from tests.service.running import Service, running
 from tests.sinks.driving import until
 from tests.support.samples import STATES, beating, heartbeat
+from tests.support.stack import warm_of_all_tests
 from tests.training.attempts import attempt
 from tests.training.conftest import MakeRun
 from tests.training.export.test_export import SHORT
 from tests.training.generation.conftest import CLASSES
 from tests.training.hub_server import Hub, running_hub
 from tests.training.workplace import Workplace, pairs
+from tests.training.workplace import of_rows as of_rows
 from worker.exports import ExportHandler, ProcessHandler, PushHandler
 from worker.requests import serve
 from worker.settings import from_environment
@@ -111,7 +114,7 @@ def test_an_export_is_waited_for_downloaded_and_opens(
         "the server continues; until it is made the same command follows it, and with --cancel ends it; "
         f"then: longhaul download {run.id}" in left
     )
-    at_work(ExportHandler)
+    at_work(ExportHandler, **{WARM: warm_of_all_tests().socket})
     to = ["--to", "ctranslate2", "--dir", str(tmp_path / "mine")]
     assert command(service, "export", run.id, *to, monkeypatch=monkeypatch) == 0
     said = capsys.readouterr()
@@ -152,7 +155,7 @@ def test_an_export_that_waits_or_is_being_made_is_cancelled(
         api.export(run.id, "ctranslate2")
     assert not queue.hold(taken.id) and list(api.exports(run.id)) == []
     api.export(run.id, "ctranslate2")
-    at_work(ExportHandler)
+    at_work(ExportHandler, **{WARM: warm_of_all_tests().socket})
     until(lambda: [each["status"] for each in api.exports(run.id)] == ["running"])
     api.cancel_export(run.id, "ctranslate2")
     until(lambda: not api.exports(run.id))
@@ -214,7 +217,7 @@ def test_formats_that_a_model_cannot_have_are_refused_at_once_and_not_offered(
     redis_url: str, workplace: Workplace, job: dict[str, Any], offered: set[str]
 ) -> None:
     workplace.rows("rows.jsonl", CLASSES if "roberta" in job.get("model", "") else pairs(48))
-    run = workplace.job(data={"validation": 0.2}, **SHORT, **job)
+    run = workplace.job(data={"validation": 0.2}, **SHORT | {"training": {"max_steps": 1}}, **job)
     workplace.prepare(run)
     assert attempt(run) == 0
     with running(redis_url, workplace.root) as service:
