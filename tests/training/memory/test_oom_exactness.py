@@ -12,16 +12,16 @@ from worker.training.machine.out_of_memory import is_out_of_memory
 
 @pytest.mark.parametrize(
     ("task", "method", "every", "wrong_share"),
-    [("seq2seq", "full", 7, 0.3), ("seq2seq", "lora", 9, 0.3), ("classification", "lora", 2, 0.2)],
+    [("seq2seq", "full", 17, 0.3), ("seq2seq", "lora", 23, 0.3), ("classification", "lora", 5, 0.2)],
 )
 def test_no_operation_of_a_step_is_a_bad_moment(
     tmp_path: Path, task: TaskName, method: MethodName, every: int, wrong_share: float
 ) -> None:
     """Every so manieth operation; `python -m benchmarks.oom_exactness` takes them all."""
     assert all(is_out_of_memory(form()) for form in FORMS)
-    found = measure(tmp_path, every=every, others=12, task=task, method=method)
+    found = measure(tmp_path, every=every, others=6, task=task, method=method)
     assert wrong(found) == []
-    assert found["points"] > 120 and found["dropout_points"] == 12 and found["optimizer_points"] == 24
+    assert found["points"] > 50 and found["dropout_points"] == 6 and found["optimizer_points"] == 12
     assert found["max_abs_diff"] < 1e-12 < found["gradient_scale"]
     assert found["naive_wrong_share"] > wrong_share, "the points are those where it matters"
 

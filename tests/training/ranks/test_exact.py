@@ -56,15 +56,15 @@ def test_ranks_that_shard_the_weights_take_the_same_steps(
 
 
 @pytest.mark.parametrize(
-    ("task", "method", "recompute", "apart"), [("causal", "lora", 1, 97), ("seq2seq", "full", 0, 89)]
+    ("task", "method", "recompute", "apart"), [("causal", "lora", 1, 193), ("seq2seq", "full", 0, 179)]
 )
 def test_wherever_memory_runs_out_on_one_of_them_nobody_waits_and_nothing_changes(
     tmp_path: Path, task: TaskName, method: MethodName, recompute: int, apart: int
 ) -> None:
-    case = RanksCase(2, task, method, sharded=True, recompute=recompute, out_of_memory_at=apart, steps_short=16)
+    case = RanksCase(2, task, method, sharded=True, recompute=recompute, out_of_memory_at=apart, steps_short=8)
     found = together(tmp_path, case)
-    assert found.pop("steps") == 16
-    assert found.pop("redone") >= 12, "points all over a pass, forward and back"
+    assert found.pop("steps") == 8
+    assert found.pop("redone") >= 6, "points all over a pass, forward and back"
     assert max(found.values()) <= LIMIT
 
 
