@@ -84,24 +84,22 @@ WIDE_ADAPTERS = {"rank": 64, "adapter_dtype": "float32", "dropout": 0.1}
     [
         (Seq2Seq(), T5, "adamw", 0, BF16, True, True, None),
         (Seq2Seq(), T5, "adamw_8bit", 1, BF16, True, False, None),
-        (Seq2Seq(), T5, "adafactor", 2, BF16, True, True, None),
-        (Seq2Seq(), T5, "adamw_8bit", 0, BF16, False, True, None),
-        (Seq2Seq(), T5, "adafactor", 1, FP32, True, True, None),
+        (Seq2Seq(), T5, "adafactor", 0, BF16, False, True, None),
+        (Seq2Seq(), T5, "adafactor", 2, FP32, True, True, None),
         (Seq2Seq(), T5, "adamw", 2, FP32, False, False, None),
         (Seq2Seq(), T5, "adamw_offload", 0, BF16, True, False, None),
-        (Causal(), QWEN2, "adafactor", 0, BF16, False, True, None),
         (Causal(), QWEN2, "adafactor", 1, BF16, False, False, None),
         (Causal(), QWEN2, "adafactor", 1, BF16, True, True, None),
-        (Causal(), UNTIED, "adafactor", 1, BF16, True, True, None),
+        (Causal(), UNTIED, "adafactor", 0, BF16, True, True, None),
         (CLASSIFIER, ROBERTA, "adafactor", 0, BF16, False, True, None),
         (CLASSIFIER, ROBERTA, "adafactor", 0, BF16, True, True, None),
         (CLASSIFIER, ROBERTA, "adafactor", 1, BF16, True, True, None),
-        (Seq2Seq(), T5 | {"model_type": "mt5"}, "adafactor", 0, BF16, True, True, None),
+        (Seq2Seq(), SHALLOW | {"model_type": "mt5"}, "adafactor", 0, BF16, True, True, None),
         (Seq2Seq(), BART, "adafactor", 0, BF16, True, True, None),
         (Seq2Seq(), BART, "adafactor", 1, BF16, True, False, None),
-        (Seq2Seq(), T5, "adamw", 0, BF16, True, True, {"rank": 8}),
-        (Seq2Seq(), T5, "adafactor", 1, BF16, True, True, WIDE_ADAPTERS),
-        (Seq2Seq(), T5, "adamw", 0, BF16, True, True, {"rank": 8, "dora": True}),
+        (Seq2Seq(), SHALLOW, "adamw", 0, BF16, True, True, {"rank": 8}),
+        (Seq2Seq(), SHALLOW, "adafactor", 1, BF16, True, True, WIDE_ADAPTERS),
+        (Seq2Seq(), SHALLOW, "adamw", 0, BF16, True, True, {"rank": 8, "dora": True}),
         (Causal(), QWEN2, "adamw", 1, BF16, False, True, {"rank": 8}),
     ],
 )
@@ -121,8 +119,13 @@ def test_a_step_takes_what_was_predicted(
     assert predicted.peak == max(predicted.pass_peak, predicted.update_peak) == sum(predicted.parts.values())
 
 
-@pytest.mark.parametrize(("task", "config"), [(Seq2Seq(), DEEP), (Causal(), QWEN2 | {"num_hidden_layers": 5})])
-@pytest.mark.parametrize(("ranks", "method"), [(2, LoraMethod(type="lora", rank=8)), (3, None)])
+@pytest.mark.parametrize(
+    ("task", "config", "ranks", "method"),
+    [
+        (Seq2Seq(), DEEP, 3, None),
+        (Causal(), QWEN2 | {"num_hidden_layers": 5}, 2, LoraMethod(type="lora", rank=8)),
+    ],
+)
 def test_what_a_rank_takes_is_predicted_as_exactly_where_ranks_shard_the_weights(
     task: Task, config: dict[str, Any], ranks: int, method: LoraMethod | None
 ) -> None:
@@ -153,8 +156,9 @@ def assert_taken(
     return passes, evaluation
 
 
-@pytest.mark.parametrize("method", [Full(), Lora(LoraMethod(type="lora", rank=8))])
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(
+    ("fused", "method"), [(True, Full()), (False, Full()), (True, Lora(LoraMethod(type="lora", rank=8)))]
+)
 @pytest.mark.parametrize(
     ("task", "config"),  # of one layer: the more there are, the more a step takes
     [
@@ -192,7 +196,7 @@ def test_where_an_evaluation_needs_more_than_a_step_it_is_the_peak(
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_weights_and_gradients_are_counted_exactly(tied: bool, device: Literal["cpu", "cuda"]) -> None:
-    config = T5 | {"tie_word_embeddings": tied}
+    config = SHALLOW | {"tie_word_embeddings": tied}
     one = predictor(config, device)
     parts = one.predict(SHAPE, ADAFACTOR).parts
     assert one.size.trained == layout_of(config).parameters
@@ -262,7 +266,7 @@ def test_more_rows_take_more(on_gpu: Predictor) -> None:
 
 @pytest.mark.parametrize(("device", "activation_checkpointing"), [("cuda", 0), ("cuda", 1), ("cpu", 0)])
 def test_most_rows_is_what_trying_all_would_find(device: Literal["cpu", "cuda"], activation_checkpointing: int) -> None:
-    cap, setting = (20, Setting(activation_checkpointing, "adafactor")) if device == "cuda" else (6, ADAFACTOR)
+    cap, setting = (20, Setting(activation_checkpointing, "adafactor")) if device == "cuda" else (4, ADAFACTOR)
     one = predictor(SHALLOW, device)
     peaks = [one.predict(MicroBatchShape(rows, 40, 32), setting).peak for rows in range(1, cap + 1)]
     between = [(low + high) // 2 for low, high in itertools.pairwise(peaks)]
