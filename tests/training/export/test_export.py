@@ -30,6 +30,7 @@ from tests.training.forked import stage
 from tests.training.tasks.causal.families import config_of, model_of
 from tests.training.tasks.seq2seq import families as encoder_decoders
 from tests.training.workplace import Workplace
+from tests.training.workplace import of_rows as of_rows
 from worker.training.export import ctranslate2_folder, export, gguf_file, llama_cpp
 from worker.training.export.export import export as make
 from worker.training.export.formats import EXACT

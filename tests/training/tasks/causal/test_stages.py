@@ -24,6 +24,7 @@ from tests.training.attempts import attempt, facts, logged, same_tensors, traine
 from tests.training.stepping import Noting
 from tests.training.tasks.causal.families import FAMILIES, VOCABULARY, config_of, model_of
 from tests.training.workplace import EXAMPLES, Workplace, pairs
+from tests.training.workplace import of_rows as of_rows
 from worker.training.dataset.data import PreparedDataset
 from worker.training.generation.serving import learned_new_tokens
 from worker.training.models.model_files import validate_folder
