@@ -72,12 +72,27 @@ class SourcePreview(Frozen):
     rows_with_tools: int = 0
     """Usable rows among those that *check* looked at with a column `tools` beside their chat. It is not used: the chat
     template gets no tools."""
+    rows_with_layout: int = 0
+    """Usable rows among those that *check* looked at whose target has line breaks, tabs or several spaces in a row."""
+    loses_layout: bool = False
+    """The tokenizer reads each of these as one space. False, too, as long as the tokenizer is not known."""
     companions: CompanionColumns = NO_COMPANIONS
     """Columns beside input and target that the rows are read by."""
     left_out: dict[str, int] = Field(default_factory=dict)
     """Rows among those that *check* looked at that these columns leave out, by reason."""
     unread: tuple[UnreadColumn, ...] = ()
     """Columns that nobody reads, whose values in the first rows look as if they meant something."""
+
+    @property
+    def lost_layout(self) -> str | None:
+        """For people, where the model cannot learn to write what the targets have."""
+        if not (self.loses_layout and self.rows_with_layout):
+            return None
+        return (
+            f"the targets of {self.rows_with_layout:,} of the first rows have line breaks, tabs or several spaces in a "
+            "row: the tokenizer reads them as one space, and the model will write no others; to keep them, write them "
+            "as a word in the rows, or train a causal model"
+        )
 
     @property
     def tokenized(self) -> bool:

@@ -29,6 +29,8 @@ def print_preview(preview: DataPreview, console: Console) -> None:
         if source.rows_with_tools:
             unused = f"the column tools of {source.rows_with_tools:,} rows is not used: the chat template gets no tools"
             grid.add_row("", "", Text(unused, style="yellow"))
+        if source.lost_layout:
+            grid.add_row("", "", Text(source.lost_layout, style="yellow"))
         if source.companions.text:
             grid.add_row("", "", Text(one_line(source.companions.text)))
         for reason, count in source.left_out.items():

@@ -209,6 +209,8 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         if not shown.rows and shown.rejected:
             raise rejected_by_tokenizer(shown.rejected, each.head)
         with_tools = each.rows.noticed[UNUSED_TOOLS]
+        if not task.has_labels:
+            described |= {"rows_with_layout": each.rows.with_layout, "loses_layout": shown.loses_layout}
         previews.append(SourcePreview(**described, rows=shown.rows, rows_with_tools=with_tools))
         unshown += shown.rejected
     run.write_preview(

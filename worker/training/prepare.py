@@ -177,8 +177,8 @@ def preview_tokens(
     for shown, (source, templates) in zip(preview.sources, train, strict=True):
         head = Head(source.name, source.param, source.format, source.files, source.name)
         chosen = inspect_rows(head, spec.data, templates, task).shown
-        rows = preview_rows(chosen, templates, spec.data, task, model, embeddings).rows
-        sources.append(shown.model_copy(update={"rows": rows}))
+        found = preview_rows(chosen, templates, spec.data, task, model, embeddings)
+        sources.append(shown.model_copy(update={"rows": found.rows, "loses_layout": found.loses_layout}))
     run.write_preview(preview.model_copy(update={"sources": sources}))
 
 

@@ -18,6 +18,7 @@ from tests.training.workplace import of_rows as of_rows
 from worker.training.rows.text import UNUSED_TOOLS
 from worker.training.tasks.causal import builtin
 from worker.training.tasks.causal.rows import OTHER_PROMPT
+from worker.training.tasks.seq2seq import builtin as t5_builtin
 
 NO_SYSTEM = (
     "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system prompts') }}{% endif %}"
@@ -120,6 +121,27 @@ def test_a_column_of_tools_is_said_to_be_unused(name: str, model: str, workplace
     print_preview(preview, console)
     assert "the column tools of 40 rows is not used" in console.file.getvalue()  # type: ignore[attr-defined]
     assert workplace.prepare_only(run)["data"]["noticed"][UNUSED_TOOLS] == 40
+
+
+@pytest.mark.parametrize("model", ["builtin:qwen-tiny", "builtin:t5-tiny", "./t5"])
+def test_line_breaks_that_the_tokenizer_cannot_write_are_named(model: str, workplace: Workplace) -> None:
+    if model == "./t5":  # of a folder the tokenizer is known to check
+        (workplace.data / "t5").mkdir()
+        t5_builtin.build(workplace.data / "t5", ["step 1", "bake it"], seed=0)
+    between = ("\n", " ", "\t", "  ", " ")
+    rows = [{"input": f"bread {n}", "target": f"knead {n}{between[n % 5]}bake it"} for n in range(50)]
+    workplace.rows("rows.jsonl", [*rows, {"input": "and\nnow", "target": " bread\n"}])
+    run = workplace.job(model=model)
+    workplace.check(run)
+    said = [run.preview().sources[0].lost_layout]
+    workplace.prepare_only(run)
+    said.append(run.preview().sources[0].lost_layout)
+    lost = "the targets of 30 of the first rows have line breaks, tabs or several spaces in a row"
+    known = {"builtin:qwen-tiny": (False, False), "builtin:t5-tiny": (False, True), "./t5": (True, True)}[model]
+    assert tuple((each or "").startswith(lost) for each in said) == known
+    console = Console(file=io.StringIO(), width=300)
+    print_preview(run.preview(), console)
+    assert (lost in console.file.getvalue()) is known[1]  # type: ignore[attr-defined]
 
 
 def test_replies_behind_other_tokens_than_their_prompts_are_in_the_report(workplace: Workplace) -> None:

@@ -56,6 +56,8 @@ class Previews(NamedTuple):
     rows: list[RowPreview]
     rejected: Counter[str]
     """Rows by reason."""
+    loses_layout: bool
+    """The tokenizer, if it is known, reads line breaks, tabs and runs of spaces as one space."""
 
 
 def preview_rows(
@@ -100,7 +102,7 @@ def preview_rows(
                 rejected[str(defect)] += 1
 
     shown = [*islice(previews(candidates.first), _FIRST), *islice(previews(candidates.longest), 1)]
-    return Previews(shown or list(previews(candidates.last)), rejected)
+    return Previews(shown or list(previews(candidates.last)), rejected, state is not None and state.loses_layout)
 
 
 def plain_preview(number: int, texts: Texts, rewritten: Mapping[str, int]) -> RowPreview:

@@ -126,6 +126,13 @@ class TokenizerState:
 
         return Tokenizer.from_str(self.content)
 
+    @property
+    def loses_layout(self) -> bool:
+        """Whether line breaks, tabs and runs of spaces are one space to it, as to that of T5."""
+        tokenizer = self.open()
+        plain, *others = (tokenizer.encode(f"one{between}two").ids for between in (" ", "\n", "\t", "  "))
+        return all(other == plain for other in others)
+
     def rewrites(self) -> dict[str, str]:
         """Characters that this tokenizer cannot represent, and what to write instead."""
         tokenizer = self.open()
