@@ -29,7 +29,7 @@ FIRST, SECOND = "GPU-51a00000-0000-4000-8000-000000000000", "GPU-51a00000-0000-4
 JOB: dict[str, Any] = {
     "model": "builtin:t5-tiny",
     "data": {"train": "recipes.jsonl", "validation": 0.1},
-    "training": {"epochs": 40, "batch_size": 16},
+    "training": {"epochs": 20, "batch_size": 16},
     "evaluation": {"every_steps": 1000, "samples": 0, "generate_rows": 0},  # no text would ever end
     "checkpoint": {"every_steps": 20},
     "speed": {"compile": False},
