@@ -114,11 +114,13 @@ def test_a_good_run_is_two_messages_and_a_picture(channel: JobChannel) -> None:
     (start,) = channel.messages
     assert start.title == "chef: training"
     assert start.footer == "job-1 · attempt 1 · event 6", "edited when the model was loaded"
+    assert "training begins" in start.text
     story.train(channel.run, 10, 200)
     channel.turn(after_s=20)
     assert "step 200 of 400" in start.text
     assert "50.0%" in start.text
     assert "██████████░░░░░░░░░░" in start.text
+    assert "training begins" not in start.text, "it has"
     assert {each["name"]: each["value"] for each in start.payload["embeds"][0]["fields"]} == {
         "Loss": f"{story.row(200).loss:.4g}",
         "Validation loss": "2.31",
@@ -135,6 +137,8 @@ def test_a_good_run_is_two_messages_and_a_picture(channel: JobChannel) -> None:
     channel.turn()
     assert channel.titles == ["chef: attempt 1 ended", "chef: done"]
     done = channel.messages[1]
+    colours = [each.payload["embeds"][0]["color"] for each in channel.messages]
+    assert colours == [embeds.QUIET, embeds.GOOD], "one of them is green"
     assert done.attachments["loss.png"].startswith(PNG)
     assert done.payload["embeds"][0]["image"] == {"url": "attachment://loss.png"}
     assert done.footer == "job-1 · attempt 1 · event 10"

@@ -60,7 +60,7 @@ def progress(job: SinkJob, note: str, event: Event | None = None) -> Payload:
         lines.append(f"step {step:,} of {total:,} · epoch {row.epoch:.2f}")
     elif row:
         lines.append(f"step {step:,} · epoch {row.epoch:.2f}")
-    lines.append(note)
+    lines += [note] if note else []
     embed = _embed(job, f"{job.submitted.name}: training", RUNNING, "\n".join(lines), event)
     if row is not None:
         embed["timestamp"] = time_text(row.at)  # of the figures: a phone shows how old they are
@@ -79,7 +79,7 @@ def ended(job: SinkJob, event: Event, fact: AttemptEnded, remarks: Sequence[str]
     row, total = row_of(job), job.steps
     lines = [f"`{bar(fact.step / total)}` {fact.step:,} of {total:,} steps"] if total else []
     lines += [fact.reason.headline, *remarks]
-    colour = GOOD if fact.reason.completes else BAD if fact.reason.severity == "error" else QUIET
+    colour = BAD if fact.reason.severity == "error" else QUIET  # green is the message that follows
     embed = _embed(job, f"{job.submitted.name}: attempt {event.attempt} ended", colour, "\n".join(lines), event)
     embed["fields"] = [each for each in figures(job, row) if each["name"] not in ("Time left", "Time needed", "GPU")]
     return _payload(embed)

@@ -67,8 +67,6 @@ class DiscordNotes(MessageNotes, total=False):
 
     pictured_at: float
     """When the curve was last drawn for the progress message."""
-    note: str
-    """What it says below the figures."""
     over: bool
     """It is edited no more."""
     ooms: int
@@ -130,7 +128,7 @@ class DiscordSink:
         """At most one call to Discord, but for an event that cannot be worded: that one is sent as it is."""
         if not self._wants(event, job):
             if isinstance(event.fact, AttemptStarted):
-                self._begin(job, "")
+                self._begin(job)
             return DONE
         try:
             return self._event(event, job)
@@ -216,7 +214,7 @@ class DiscordSink:
         every, passed = self._edit_every_s * message.factor, message.since(notes["edited_at"])
         if passed < every:
             return Later(every - passed, "coalescing progress")
-        return self._edit(job, notes["note"], None)
+        return self._edit(job, "", None)  # it trains: what was said before is over
 
     def damaged(self, job: str, submitted: JobSubmitted | None, error: Damaged) -> Outcome:
         """A message of its own, unless the job wants no Discord."""
@@ -238,19 +236,18 @@ class DiscordSink:
         """Nothing is held."""
 
     def _start(self, event: Event, fact: AttemptStarted, job: SinkJob) -> Outcome:
-        note = embeds.started_note(fact)
-        outcome = self._replace(job, embeds.progress(job, note, event))
+        outcome = self._replace(job, embeds.progress(job, embeds.started_note(fact), event))
         if isinstance(outcome, Later | Disabled):
             return outcome
-        self._begin(job, note)
+        self._begin(job)
         return DONE
 
-    def _begin(self, job: SinkJob, note: str) -> None:
+    def _begin(self, job: SinkJob) -> None:
         """Nothing is known of this attempt yet."""
         kept = {key: job.state[key] for key in _OF_THE_JOB if key in job.state}
         job.state.clear()
         over = "message" not in kept or "progress" not in self._options.kinds
-        job.state.update(kept, note=note, over=over)
+        job.state.update(kept, over=over)
 
     def _message(self, job: SinkJob) -> EditedMessage:
         return EditedMessage(self._call(), _notes(job), self._now)
@@ -259,10 +256,7 @@ class DiscordSink:
         """Put the progress message up to date."""
         if _notes(job).get("over", True):
             return DONE
-        outcome = self._replace(job, embeds.progress(job, "\n".join([note, *_counted(job)]), event))
-        if not isinstance(outcome, Later):
-            _notes(job)["note"] = note
-        return outcome
+        return self._replace(job, embeds.progress(job, "\n".join(filter(None, [note, *_counted(job)])), event))
 
     def _replace(self, job: SinkJob, payload: Payload) -> Outcome:
         """Edit the progress message; where there is none, or it cannot be edited, a new one comes in its place."""
