@@ -127,7 +127,7 @@ up: ## build and start all containers, and wait until they are healthy
 		echo "  without an NVIDIA GPU: set COMPOSE_FILE=docker-compose.training.yml:docker-compose.cpu.yml in .env" >&2; exit 1; }
 	@setting() { sed -n "s/^$$1=//p" .env; }; runs=$$(setting LONGHAUL_RUNS); shared=$$(setting LONGHAUL_SHARED); \
 	grep -qsE '^COMPOSE_FILE=.*docker-compose\.(cpu|no-gpu)\.yml' .env || grep -qs '"examined_at": [0-9]' $${runs:-$${shared:+$$shared/}runs}/.gpus/*.json || \
-		echo "make up: no GPU was examined here yet; 5 minutes: $(COMPOSE) run --rm --build worker doctor"
+		echo "make up: no GPU was examined here yet; 10 minutes at most: $(COMPOSE) run --rm --build worker doctor"
 	@! grep -qs '^COMPOSE_FILE=$(BOX_FILE)' .env || { echo "make up: the worker is healthy; 'longhaul workers' on the first box lists it"; exit 0; }; \
 	port=$$(sed -n 's/^LONGHAUL_PORT=//p' .env); url=http://127.0.0.1:$${port:-8000}; \
 	[ "$${port:-8000}" = 8000 ] || more=" LONGHAUL_URL=$$url"; \

@@ -18,7 +18,9 @@ from longhaul.result_tables import print_workers
 def add(commands: Commands) -> None:
     """workers, doctor, local, demo, key, completion."""
     commands.add("workers", _workers, "list workers: GPU, current job, last heartbeat")
-    doctor = commands.add("doctor", _doctor, "examine this machine and its GPU: at most 5 minutes, no job, no download")
+    doctor = commands.add(
+        "doctor", _doctor, "examine this machine and its GPU: at most 10 minutes, no job, no download"
+    )
     doctor.add_argument("--report", metavar="FILE", help="write a page to paste into an issue")
     doctor.add_argument("--model", metavar="SIZE", help="xl, large, base or tiny (default: the largest that fits)")
     doctor.add_argument(
@@ -28,7 +30,7 @@ def add(commands: Commands) -> None:
         metavar="GROUP",
         help="one group of checks, with those that it needs; repeat for more",
     )
-    doctor.add_argument("--seconds", metavar="N", help="time for all checks (default: 300)")
+    doctor.add_argument("--seconds", metavar="N", help="time for all checks (default: 600)")
     local = commands.add("local", _local, "run Redis, service, workers and publish in this terminal", json_too=False)
     local.add_argument("--data", type=Path, metavar="DIR", help="data files (default: LONGHAUL_DATA, or a new ./data)")
     local.add_argument(

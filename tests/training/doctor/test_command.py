@@ -344,7 +344,7 @@ def test_a_check_that_hangs_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         subprocess, "Popen", lambda words, **more: real([words[0], "-c", "import time; time.sleep(600)"], **more)
     )
     first, *others = command.run_child("machine", examination(tmp_path, seconds=1))
-    assert first.status == "FAIL" and "did not end" in first.figure and "--seconds 600" in (first.hint or "")
+    assert first.status == "FAIL" and "did not end" in first.figure and "--seconds 1200" in (first.hint or "")
     assert {finding.status for finding in others} == {"SKIP"}
 
 

@@ -7,7 +7,14 @@ import pytest
 from jobs.gpus import GpuFacts
 from worker.training.doctor.finding import judge
 from worker.training.doctor.report import make_report
-from worker.training.doctor.speed import judge_bandwidth, judge_copy, judge_gemm, judge_host_update, judge_power
+from worker.training.doctor.speed import (
+    at_power_limit,
+    judge_bandwidth,
+    judge_copy,
+    judge_gemm,
+    judge_host_update,
+    judge_power,
+)
 from worker.training.machine.nvml import GpuClock, GpuPower, GpuUse
 
 NOMINAL = 1.792e12
@@ -18,6 +25,24 @@ NOMINAL = 1.792e12
 )
 def test_products_are_judged_by_the_nominal_peak(share: float, status: str) -> None:
     assert judge_gemm(share * 209.5e12, 209.5e12).status == status
+
+
+@pytest.mark.parametrize(
+    ("watts", "limit", "at_limit"),
+    [
+        (706.0, (700.0, 700.0), True),
+        (650.0, (700.0, 700.0), False),
+        (500.0, (500.0, 700.0), False),
+        (706.0, (None, None), False),
+    ],
+)
+def test_a_gpu_that_its_power_holds_back_is_not_warned_of(
+    watts: float, limit: tuple[float | None, float | None], at_limit: bool
+) -> None:
+    held = at_power_limit([GpuUse(power_w=300.0), GpuUse(power_w=watts)], GpuPower(*limit))
+    found = judge_gemm(631e12, 989e12, at_limit=held)
+    assert held is at_limit and found.status == ("PASS" if at_limit else "WARN")
+    assert ("at the limit of its power" in found.figure) is at_limit
 
 
 @pytest.mark.parametrize(("share", "status"), [(0.74, "WARN"), (0.76, "PASS"), (1.49, "PASS"), (1.51, "FAIL")])

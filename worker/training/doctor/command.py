@@ -35,7 +35,7 @@ from worker.training.doctor.report import DoctorReport, make_report
 from worker.training.machine.locks import gpu_lock, try_lock
 from worker.training.settings import TrainerSettings
 
-SECONDS = 300.0
+SECONDS = 600.0
 GRACE_S = 20.0
 """What a process may take longer than its time, for the check that it has begun."""
 MOST_SECONDS = 86_400
@@ -96,7 +96,7 @@ def main(argv: Sequence[str], settings: TrainerSettings, environ: Mapping[str, s
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
-        prog="doctor", description="Examine this machine and its GPU with the trainer's own code: at most 5 minutes."
+        prog="doctor", description="Examine this machine and its GPU with the trainer's own code: at most 10 minutes."
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON, and each finding to stderr")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write a page to paste into an issue")
@@ -262,7 +262,7 @@ def run_child(group: str, examination: Examination) -> Generator[Finding]:
             child.stdout.close()
     if missing and code == -signal.SIGKILL and examination.left_s <= 0:
         first, *others = missing  # it had begun, and hangs or is slow
-        hint = "run it again with --seconds 600; if it hangs again, look at the kernel's log (dmesg)"
+        hint = "run it again with --seconds 1200; if it hangs again, look at the kernel's log (dmesg)"
         yield judge(first, "did not end in the time that was left", fail=True, hint=hint)
         yield from (skip(check, "no time was left") for check in others)
     elif missing:

@@ -37,6 +37,8 @@ SLOW = "see power and free_memory: the GPU is slowed down, or shared"
 SECONDS, LONG_S = 0.1, 3.0
 """Of one measurement; of the one during which power and clock are watched."""
 LOOK_S = 0.1
+AT_LIMIT = 0.97
+"""Of the limit of power: a GPU that takes so much of it is held by it."""
 
 
 class Watch(threading.Thread):
@@ -71,10 +73,13 @@ def checks(examination: Examination) -> Mapping[str, Check]:
         watch.start()
         rate = gemm_rate(device)
         watch.stop()
-        return judge_gemm(rate, peak_flops(name))
+        return judge_gemm(rate, peak_flops(name), at_limit=at_power_limit(watch.uses, limit()))
+
+    def limit() -> GpuPower:
+        return GpuPower() if gpu is None else gpu.power()
 
     def power() -> Finding:
-        return judge_power(watch.uses, watch.clocks, GpuPower() if gpu is None else gpu.power())
+        return judge_power(watch.uses, watch.clocks, limit())
 
     def bandwidth() -> Finding:
         source = torch.empty(GIB, dtype=torch.uint8, device=device)
@@ -107,14 +112,25 @@ def checks(examination: Examination) -> Mapping[str, Check]:
     }
 
 
-def judge_gemm(rate: float, nominal: float | None) -> Finding:
-    """Of FLOP/s, against the nominal peak if that is known."""
+def at_power_limit(uses: Sequence[GpuUse], limit: GpuPower) -> bool:
+    """Whether the GPU took all the power that it was delivered with: a card computes as much as that allows, and the
+    nominal peak, at its full clock, may be out of reach.
+    """
+    lowered = limit.limit is not None and limit.default is not None and limit.limit < limit.default
+    most = max((use.power_w for use in uses if use.power_w is not None), default=0.0)
+    return limit.limit is not None and not lowered and most >= AT_LIMIT * limit.limit
+
+
+def judge_gemm(rate: float, nominal: float | None, *, at_limit: bool = False) -> Finding:
+    """Of FLOP/s, against the nominal peak if that is known. `at_limit`: as `at_power_limit` says."""
     share = None if nominal is None else rate / nominal
     impossible = share is not None and share > IMPOSSIBLE
     of = "its nominal peak is not in Longhaul's table" if share is None else f"{share:.0%} of the nominal peak"
+    of += ", at the limit of its power" if at_limit else ""
     return judge(
         "gemm", f"{rate / 1e12:.1f} TFLOP/s in bf16 products of FLAN-T5-XL's shapes, {of}", limit=limit_of(share),
-        fail=impossible or (share is not None and share < POOR_SHARE), warn=share is not None and share < LEAST_SHARE,
+        fail=impossible or (share is not None and share < POOR_SHARE),
+        warn=share is not None and share < LEAST_SHARE and not at_limit,
         hint="report it: the GPU did not compute" if impossible else SLOW, flops=rate,
     )  # fmt: skip
 
