@@ -38,6 +38,7 @@ ROOT = Path(__file__).parents[3]
 def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     """Enough rows for a pool and several commits, a duplicate and an unusable one far apart."""
     place = Workplace(tmp_path_factory.mktemp("place"), planned=False)
+    place.pictured = True  # as do processes that tests here start
     rows: list[Any] = pairs(ROWS)
     rows[9_000], rows[11_000] = rows[3], "{"
     place.rows("rows.jsonl", rows)

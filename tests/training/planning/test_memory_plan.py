@@ -209,7 +209,7 @@ def test_a_setting_that_does_not_fit_is_refused_with_the_nearest_that_does(flat:
 
 
 def test_the_plan_of_a_refused_job_says_what_it_would_need(workplace: Workplace) -> None:
-    run = workplace.job(memory={"budget": 0.005, "micro_batch": 4})
+    run, workplace.pictured = workplace.job(memory={"budget": 0.005, "micro_batch": 4}), True
     with pytest.raises(Rejected) as caught:
         workplace.check(run)
     memory = run.plan().memory
