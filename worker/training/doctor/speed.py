@@ -113,7 +113,7 @@ def checks(examination: Examination) -> Mapping[str, Check]:
 
 
 def at_power_limit(uses: Sequence[GpuUse], limit: GpuPower) -> bool:
-    """Whether the GPU took all the power that it was delivered with: a card computes as much as that allows, and the
+    """Whether the GPU took all the power that it was delivered with: it computes as much as that allows, and the
     nominal peak, at its full clock, may be out of reach.
     """
     lowered = limit.limit is not None and limit.default is not None and limit.limit < limit.default
