@@ -134,8 +134,9 @@ class JobRecord(BaseModel):
     result_chosen_by: str | None = None
     """The metric by which the result is the best; null: it is the last step's."""
     result_better_step: int | None = None
-    result_kept_from: str | None = None
     """The step that was better by it, and whose checkpoint is missing."""
+    result_kept_from: str | None = None
+    """The job (`resume_from`) that trained the result; null: this one has."""
     result_metrics: dict[str, float] = {}
     """Other metrics of the result."""
     result_intervals: dict[str, ConfidenceInterval] = {}
@@ -179,7 +180,7 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
         case JobPrepared():
             _require(record.status is Status.VALIDATING, record, event)
             change |= {"data": fact.data, "steps": fact.steps, "limited_by": fact.limited_by}
-            if fact.adopted is not None:
+            if fact.adopted is not None and not record.attempt:  # prepared again, it has trained on since
                 change |= {"checkpoint": fact.adopted.path, "progress_step": fact.adopted.step}
                 change |= {"adopted_step": fact.adopted.step}
                 change |= {"first_loss": fact.adopted.first_loss, "best_loss": fact.adopted.best_loss}
@@ -299,7 +300,7 @@ def apply(record: JobRecord, event: Event) -> JobRecord:
             assert fact.by_trainer, f"{fact.type} has no case"
     if record.attempt < record.scratch_attempt <= change.get("attempt", 0):
         change |= {"checkpoint": None, "first_loss": None, "best_loss": None}
-        change |= {"progress_step": 0, "restart_step": 0, "restarts": 0}
+        change |= {"progress_step": 0, "adopted_step": 0, "restart_step": 0, "restarts": 0}
         change |= {"in_vain_step": 0}
     if fact.by_trainer:
         _require(record.attempt_open, record, event)

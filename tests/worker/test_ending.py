@@ -12,6 +12,7 @@ from jobs.disk.files import append_line
 from jobs.disk.rundir import RunDir, create
 from jobs.errors import Conflict, Superseded
 from jobs.events import (
+    Adopted,
     AnyFact,
     AttemptEnded,
     AttemptStarted,
@@ -327,6 +328,30 @@ def test_a_job_resumed_from_scratch_has_nothing_of_before(run: RunDir) -> None:
     record = run.record()
     assert (record.scratch_attempt, record.checkpoint, record.progress_step, record.restarts) == (2, None, 0, 0)
     assert (record.first_loss, record.best_loss, record.status) == (None, None, "running")
+
+
+def test_what_another_job_did_is_told_once_and_counts_until_a_start_from_scratch(tmp_path: Path) -> None:
+    run, _ = create(tmp_path, "job-1", SPEC, JobSubmitted(name="n", model="m", spec_sha256=SPEC.sha256()))
+    adopted = Adopted(
+        source="job-0/step-00000080", step=80, path="checkpoints/step-00000080", first_loss=4.0, best_loss=2.0
+    )
+    ready: list[AnyFact] = [checked(), prepared(100, adopted=adopted), JobQueued()]
+    later = EvaluationFinished(step=90, loss=1.5, rows=1, seconds=1.0, best=True)
+    saved = CheckpointSaved(step=90, path="checkpoints/step-00000090", bytes=1, seconds=0.1)
+
+    def known() -> tuple[object, ...]:
+        record = run.record()
+        return record.adopted_step, record.first_loss, record.best_loss, record.progress_step, record.checkpoint
+
+    run.append(ready)
+    assert known() == (80, 4.0, 2.0, 80, adopted.path)
+    run.append([STARTED, later, saved], attempt=1)
+    assert known() == (80, 4.0, 1.5, 90, saved.path)
+    end(run, "not_prepared")
+    run.append(ready[1:])
+    assert known() == (80, 4.0, 1.5, 90, saved.path), "it has trained on since"
+    run.append([JobPaused(), JobResumed(from_scratch=True), STARTED])
+    assert known() == (0, None, None, 0, None)
 
 
 def test_from_scratch_can_be_taken_back_until_it_begins(run: RunDir) -> None:

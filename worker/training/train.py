@@ -247,7 +247,7 @@ def finish(context: TrainingContext) -> None:
         first_loss=state.first_loss,
         step=chosen.step,
         chosen_by=metric if cost is not None else None,
-        kept_from=(context.spec.resume_from or "").partition("/")[0] if chosen.step <= context.length.first else None,
+        kept_from=kept_from(context, chosen.step),
         better_step=better_step(state.evaluations, metric, cost) if metric is not None and cost is not None else None,
         metrics=chosen.metrics,
         intervals={} if (seen := evaluations_of(run).get(chosen.step)) is None else seen.intervals,
@@ -255,6 +255,12 @@ def finish(context: TrainingContext) -> None:
     )
     write_result(context, kept, result)
     context.journal.finish(context.length.reason, result=result)
+
+
+def kept_from(context: TrainingContext, step: int) -> str | None:
+    """The job that was resumed from, if it made this step; None: this job has."""
+    source = context.spec.resume_from
+    return source.partition("/")[0] if source is not None and 0 < step <= context.length.first else None
 
 
 def report_interrupted(journal: Journal) -> int:
