@@ -241,18 +241,17 @@ def fields_offered(message: str, templates: Templates, columns: Collection[str])
     return None
 
 
-def learning(input: str | None, target: str | None) -> str:
-    """What to add to a command so that its job learns from these."""
-    set_to = {"data.input": input, "data.target": target}
+def learning(input: str | None, target: str | None, more: Mapping[str, str] | None = None) -> str:
+    """What to add to a command so that its job learns from these. `more`: other keys."""
+    set_to = {"data.input": input, "data.target": target, **(more or {})}
     return " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in set_to.items() if value is not None)
 
 
 def classifying(input: str, target: str, *, several: bool = False, classifies: bool = False) -> str:
-    """What to add to a command so that its job classifies; `classifies`: its model does already."""
-    set_to = {"data.input": input, "data.target": target}
-    set_to |= {"task.multi_label": "true"} if several else {}
-    set_to |= {} if classifies else {"task.type": "classification", "model": _CLASSIFIER}
-    return " ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in set_to.items())
+    """The same so that its job classifies; `classifies`: its model does already."""
+    more = {"task.multi_label": "true"} if several else {}
+    more |= {} if classifies else {"task.type": "classification", "model": _CLASSIFIER}
+    return learning(input, target, more)
 
 
 def _numbered(labels: Collection[str]) -> bool:
