@@ -24,8 +24,9 @@ SIMULATED_GPU_VENV ?= .venv-simulated-gpu
 # Exactly: tests read manifests with them. Longhaul itself needs neither.
 ENGINES := kubeflow==0.5.0 kubeflow_trainer_api==2.3.0 skypilot==0.14.1
 ENGINES_VENV ?= .venv-engines
+OLDEST_VENV ?= .venv-oldest
 
-.PHONY: help setup demo test test-long test-docker test-docker-core simulated-gpu test-simulated-gpu engines test-engines check openapi bench bench-smoke peers up logs down env box revoke-box lock
+.PHONY: help setup demo test test-long test-oldest test-docker test-docker-core simulated-gpu test-simulated-gpu engines test-engines check openapi bench bench-smoke peers up logs down env box revoke-box lock
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -52,6 +53,18 @@ test: setup ## run the tests (MARKERS="gpu" or "docker" for the others, PYTEST_A
 
 test-long: setup ## run the tests that train whole jobs on several boxes, engines or ranks (minutes)
 	$(BIN)/python -m pytest -m "long and not gpu and not docker and not simulated_gpu" -n $(TEST_PROCESSES) $(PYTEST_ARGS)
+
+# uv, for pip cannot be asked for the oldest. Tools of tests are as new as these releases let them be.
+$(OLDEST_VENV)/.setup-stamp: pyproject.toml
+	@[ -n "$(PYTHON)" ] || { echo "make test-oldest: no Python 3.11 or newer on PATH; install one or give PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(OLDEST_VENV)
+	$(OLDEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv $(TORCH)
+	VIRTUAL_ENV=$(OLDEST_VENV) $(OLDEST_VENV)/bin/uv pip install --quiet --resolution lowest-direct -e '.[service,worker,local]'
+	VIRTUAL_ENV=$(OLDEST_VENV) $(OLDEST_VENV)/bin/uv pip install --quiet -e '.[service,worker,local,dev]'
+	@touch $@
+
+test-oldest: $(OLDEST_VENV)/.setup-stamp ## run the tests with the oldest releases that pyproject.toml allows (3 GB of disk; half an hour)
+	$(OLDEST_VENV)/bin/python -m pytest -m "$(MARKERS)" -n $(TEST_PROCESSES) $(PYTEST_ARGS)
 
 test-docker: setup ## build the containers, run jobs in them, stop them half-way (needs a Docker engine; minutes)
 	$(BIN)/python -m pytest -m docker tests/docker $(PYTEST_ARGS)

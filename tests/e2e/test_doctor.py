@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.local import ROOT
 from worker.training.doctor.groups import GROUPS
 
 pytestmark = pytest.mark.timeout(900)
@@ -20,7 +20,7 @@ def test_the_command_examines_this_machine(tmp_path: Path) -> None:
     groups = ("machine", "speed", "resume")
     words = [word for group in groups for word in ("--only", group)]
     done = subprocess.run(
-        [ROOT / ".venv/bin/longhaul", "doctor", "--json", "--report", "page.md", "--seconds", "800", *words],
+        [Path(sys.executable).with_name("longhaul"), "doctor", "--json", "--report", "page.md", "--seconds", "800", *words],
         cwd=tmp_path, env=os.environ | {"LONGHAUL_DEVICE": "cpu", "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip

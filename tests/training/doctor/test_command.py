@@ -165,7 +165,7 @@ def test_a_process_that_dies_fails_its_check_and_no_other_group(
     ("words", "signum", "code"),
     [
         ((sys.executable, "-m", "worker", "doctor"), signal.SIGINT, 130),
-        ((f"{ROOT}/.venv/bin/longhaul", "doctor"), signal.SIGTERM, 143),
+        ((str(Path(sys.executable).with_name("longhaul")), "doctor"), signal.SIGTERM, 143),
     ],
 )
 def test_when_it_is_stopped_nothing_is_left(
