@@ -9,6 +9,7 @@ import pytest
 from service.routes.pages import TABS
 from tests.service.pages.watched import WatchedPage
 from tests.service.running import Service
+from tests.service.seeded import seed_sweep
 from tests.support.browser import Chromium
 
 STATES = (
@@ -40,15 +41,23 @@ def test_every_page_is_sound_and_usable_in_both_themes(
     watched: WatchedPage, seeded: tuple[Service, dict[str, str]]
 ) -> None:
     (service, jobs), page = seeded, watched.page
+    sweep = seed_sweep(service, ended=True)
     paths = PAGES + [f"/jobs/{jobs[state]}" for state in STATES if state != "succeeded"]
     paths += [f"/jobs/{jobs['succeeded']}?tab={tab}" for tab in TABS]
     found: dict[str, list[str]] = {}
     for path in paths:
         page.emulate_media(color_scheme="light")
-        answer = page.goto(service.url + path, wait_until="networkidle" if "?tab=log" not in path else "load")
+        answer = page.goto(service.url + path)
         assert answer is not None and answer.status == 200, path
+        if page.locator("#charts").count():
+            page.locator("#charts[data-drawn]").wait_for()
         violations = watched.violations()
         page.emulate_media(color_scheme="dark")  # what does not depend on colours is the same in both themes
-        if violations := violations + watched.violations("color-contrast"):
+        if violations := violations + watched.violations("color-contrast") + watched.on_a_phone():
             found[path] = violations
+    compared = f"/compare?jobs={jobs['succeeded']},{jobs['running']}"
+    for path in ("/new", compared, "/sweeps", f"/sweeps/{sweep}", f"/jobs/{jobs['succeeded']}/report"):
+        page.goto(service.url + path)  # tests of their own look at all else of these
+        if missing := watched.on_a_phone():
+            found[path] = missing
     assert found == {}

@@ -94,7 +94,10 @@ def test_it_tells_of_the_model_that_was_kept(service: Service) -> None:
     service.append(job, STARTED, *TRAINED, *evaluations, *ends)
     page = service.get(f"/jobs/{job}/report").text
     assert "written at 10" in page and "written at 40" not in page
-    assert "50.0 (49.0 to 51.0)" in page and '<td class="right">2,000</td><td class="right">64</td>' in page
+    assert (
+        "50.0 (49.0 to 51.0)" in page
+        and 'data-label="rows">2,000</td><td class="right" data-label="generated texts">64</td>' in page
+    )
     assert "<small>, ended early by training.early_stopping</small>" in page
 
 

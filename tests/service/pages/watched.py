@@ -9,6 +9,34 @@ from urllib.parse import urlsplit
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request
 
+CONTROLS = """() => [...document.querySelectorAll("main :is(a, button, input, select, summary, textarea), nav a")]
+  .filter((each) => each.checkVisibility({ visibilityProperty: true }) && each.type !== "file")
+  .map((each) => each.textContent.trim() || each.id || each.outerHTML)"""
+BEYOND = """async () => {
+  await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));  // charts are sized in a frame
+  const wide = innerWidth, found = [];
+  const all = document.documentElement.scrollWidth;
+  if (all > wide) found.push(`the page is ${all} px wide`);
+  for (const each of document.querySelectorAll("main :is(a, button, input, select, summary, textarea, td), nav a")) {
+    if (!each.checkVisibility({ visibilityProperty: true }) || each.type === "file") continue;
+    const { left, right } = each.getBoundingClientRect(), scroller = each.closest(".scroll");
+    const scrolls = scroller && !scroller.querySelector(".labelled");
+    if ((left >= 0 && right <= wide) || (scrolls && getComputedStyle(scroller).backgroundImage !== "none")) continue;
+    found.push(`${each.outerHTML.slice(0, 120)} is from ${left} to ${right} px`);
+  }
+  for (const table of document.querySelectorAll("table:has(thead)")) {
+    const names = [...table.querySelectorAll("thead th")].map((each) => each.textContent.trim());
+    for (const cell of table.querySelectorAll("tbody td:nth-child(n + 2)")) {
+      const label = getComputedStyle(cell, "::before").content.slice(1, -1);
+      const name = names[cell.cellIndex], called = label && name.startsWith(label);
+      const isNamed = cell.dataset.label || (table.matches(".labelled") && name && !cell.matches(".control"));
+      if (cell.textContent.trim() && isNamed && !called) found.push(`a cell of ${name} is called ${label}`);
+    }
+  }
+  return found;
+}"""
+"""What is off the screen without a sign that there is more, and cells without the names of their columns."""
+
 
 class WatchedPage:
     """`page`, and `faults`: errors in the console, exceptions, requests to another origin, broken policies."""
@@ -31,6 +59,17 @@ class WatchedPage:
         result = Axe().run(self.page, options=options).response
         assert result["passes"], "axe looked at nothing"
         return [f"{each['id']}: {each['nodes'][0]['html'][:160]}" for each in result["violations"]]
+
+    def on_a_phone(self) -> list[str]:
+        """What is hidden, off the screen without a sign, or without the name of its column in a window of 390 px."""
+        size = self.page.viewport_size
+        assert size is not None
+        there: list[str] = self.page.evaluate(CONTROLS)
+        self.page.set_viewport_size({"width": 390, "height": 800})
+        here: list[str] = self.page.evaluate(CONTROLS)
+        beyond: list[str] = self.page.evaluate(BEYOND)
+        self.page.set_viewport_size(size)
+        return [f"hidden: {each}" for each in there if each not in here] + beyond
 
     def _said(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):  # a broken policy is one
