@@ -48,6 +48,10 @@ _HOST_MEMORY = (
     "give the host (or the worker's container, if it has a limit) more memory, or end other programs that use it"
 )
 _LOG = "the trainer's log has the details: `longhaul logs ID`"
+_KILLED = (
+    "find out what sent the signal: `journalctl -k` tells of the kernel, `journalctl -u systemd-oomd` of systemd-oomd; "
+    "else it was `kill -9` of a person or a program"
+)
 _NO_GPU = (
     "run nvidia-smi on the host. Usual causes: the GPU fell off the bus (`journalctl -k | grep Xid` shows 79), "
     "a driver upgrade, a suspend, or systemctl daemon-reload, which takes the GPU from running containers"
@@ -105,6 +109,8 @@ class Reason(StrEnum):
                     "weights of the model that are not trained have changed in memory", _NEXT.NEVER, "error", 83,
                     "look for faulty memory (of a GPU: `nvidia-smi -q -d ECC`), then: longhaul clone ID --resume")
     CRASH = "crash", "The trainer crashed", "the trainer crashed", _NEXT.BACKOFF, "error", 1, _LOG
+    KILLED = ("killed", "The trainer was killed", "something other than Longhaul killed the trainer", _NEXT.BACKOFF,
+              "error", 1, _KILLED)
     IMPORT_FAILED = ("import_failed", "A library cannot be imported", "a library cannot be imported",
                      _NEXT.WHEN_RESUMED, "error", 1, "install it: `make setup`, or build the images anew")
     STALLED = ("stalled", "The trainer stalled and was stopped",

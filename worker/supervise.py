@@ -275,7 +275,7 @@ def unreported(facts: list[AnyFact], now: JobRecord, attempt: int) -> list[AnyFa
 
 def or_gpu_lost(end: Finished, gpu: Gpu | None) -> Finished:
     """The end of a trainer that did not report a reason, or lost a rank: `gpu_lost` if its GPU cannot be used now."""
-    if gpu is None or end.reason not in (Reason.CRASH, Reason.STALLED):
+    if gpu is None or end.reason not in (Reason.CRASH, Reason.KILLED, Reason.STALLED):
         return end
     try:
         usable_gpu(gpu.uuid)

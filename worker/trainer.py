@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from jobs.attempt import Finished, Heartbeat, Noted, Phase, parse_line
 from jobs.disk.files import regular
@@ -18,8 +19,9 @@ from jobs.process.lifeline import PARENT_PID
 from jobs.process.logs import last_error
 from jobs.reasons import Reason
 from jobs.state import Stage
+from jobs.text.units import bytes_alike
 from worker.training.machine.cpu_limit import ended_by_limit
-from worker.training.machine.host import oom_kills
+from worker.training.machine.host import ended_for_memory, host_memory, oom_kills, resident_bytes
 from worker.warm import FORKED_WITHIN_S, OwnProcess, Process, fork
 
 SLOW_PHASES: frozenset[Phase] = frozenset({"load", "compile", "save"})
@@ -28,6 +30,8 @@ SILENCE_S = 5 * 60.0
 SILENCE_INTERVALS = 20.0
 AWAY_S = 10.0
 """A look that took longer, or came later, waited for the folder, as its trainer did: or the machine stood still."""
+LOOK_AT_HOST_S = 1.0
+"""At most so often is the host looked at."""
 _IMPORT_ERRORS = (": ModuleNotFoundError: ", ": ImportError: ")
 
 
@@ -55,6 +59,26 @@ def here(environment: Mapping[str, str], warm: str | None = None, *, within_s: f
     return start
 
 
+@dataclass(frozen=True)
+class HostLook:
+    """The host, while a trainer was alive."""
+
+    at: float
+    """By the monotonic clock."""
+    oom_kills: int | None
+    """As `host.oom_kills`."""
+    held: int | None
+    """Bytes of the host's memory that the trainer's process had; None: it is not known here."""
+    total: int
+    """Bytes that all processes here may have."""
+
+    @classmethod
+    def now(cls, pid: int | None) -> HostLook:
+        """A third of a millisecond."""
+        held = None if pid is None else resident_bytes(pid)
+        return cls(time.monotonic(), oom_kills(), held, host_memory().total)
+
+
 class Trainer:
     """A running `python -m worker.training STAGE RUN_DIR`."""
 
@@ -65,7 +89,7 @@ class Trainer:
         self._offset = 0
         self._beat: Heartbeat | None = None
         self._heard = self._looked = time.monotonic()
-        self._oom_kills = oom_kills()
+        self._alive = self._host = HostLook.now(None)
         self.killed_for: str | None = None
         self._asked = False
         self._file.unlink(missing_ok=True)
@@ -98,6 +122,8 @@ class Trainer:
         lines = [parsed for line in whole.splitlines() if (parsed := parse_line(line, self._file)) is not None]
         if lines or self._process.waiting or self._looked - before > AWAY_S:
             self._heard = self._looked
+        if lines:
+            self._look_at_host()
         for line in lines:
             if isinstance(line, Heartbeat):
                 self._beat = line
@@ -151,17 +177,37 @@ class Trainer:
             return Finished(at=time.time(), reason=limit.reason, step=self.step, error=Fault.raised(limit))
         if (meant := Reason.of_exit_code(code)) is not None:
             return self._ended(meant, f" (exit code {code})")
-        if code == -signal.SIGKILL and oom_kills() > self._oom_kills:
-            return self._ended(Reason.HOST_OUT_OF_MEMORY, place)
+        if code == -signal.SIGKILL:
+            return self._killed()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         said = self._last_output()
         if said.startswith(_IMPORT_ERRORS):  # the next attempt would end in the same way
             return self._ended(Reason.IMPORT_FAILED, said)
         return self._ended(Reason.CRASH, f" ({how}){said}")
 
+    def _look_at_host(self) -> None:
+        """It has written since the last look, and so was alive then: what ended it came later."""
+        self._alive = self._host
+        if time.monotonic() - self._host.at >= LOOK_AT_HOST_S:
+            self._host = HostLook.now(self._process.pid)
+
+    def _killed(self) -> Finished:
+        """By SIGKILL, which is the kernel's where it counts one process more that it ended for want of memory."""
+        counted = ended_for_memory(self._alive.oom_kills)
+        held = next((f"; the trainer had {held} of the {total} that all processes here may have"
+                     for look in (self._host, self._alive) if look.held
+                     for held, total in [bytes_alike(look.held, look.total)]), "")  # fmt: skip
+        place = f"phase {self._phase}, step {self.step}"
+        if counted:
+            return self._ended(Reason.HOST_OUT_OF_MEMORY, f" ({place}){held}")
+        who = "; the kernel ended no process for want of memory meanwhile, so a person or another program did it"
+        if counted is None:
+            who = "; whether the kernel did it for want of memory cannot be seen here"
+        return self._ended(Reason.KILLED, f" (signal SIGKILL, {place}){who}{held}")
+
     def _end_of_a_rank(self) -> Finished | None:
         """What ended another rank of this attempt, which rank 0 waited for in vain."""
-        own = (Reason.CRASH, Reason.STALLED, Reason.INTERRUPTED)  # or the end of rank 0 was the cause
+        own = (Reason.CRASH, Reason.KILLED, Reason.STALLED, Reason.INTERRUPTED)  # or the end of rank 0 was the cause
         for file in sorted(self._file.parent.glob(f"{self._file.stem}-rank-*.jsonl")):
             end = next(iter(self.run.attempt_lines(file.stem)[-1:]), None)
             if isinstance(end, Finished) and end.error is not None and end.reason not in own:

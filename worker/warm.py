@@ -49,6 +49,9 @@ class Process(Protocol):
 
     # fmt: off
     @property
+    def pid(self) -> int | None:
+        """On this machine; None: it is on another."""
+    @property
     def waiting(self) -> bool:
         """It does not run yet, is suspended, or cannot be heard: its silence says nothing."""
     def poll(self) -> int | None: ...

@@ -44,7 +44,7 @@ GONE_S = 60.0
 
 
 def test_trainer_publish_and_service_killed_at_once(stack: Stack, undisturbed: Undisturbed) -> None:
-    # Killed: trainer, publish and service after the checkpoint of step 4. Must hold: crash, one more attempt, no gap.
+    # Killed: trainer, publish and service after the checkpoint of step 4. Must hold: killed, one more attempt, no gap.
     run = stack.submit(small_job())
     trainer = freeze(stack, run, stepping(5, 15))
     os.kill(trainer, signal.SIGKILL)
@@ -52,7 +52,7 @@ def test_trainer_publish_and_service_killed_at_once(stack: Stack, undisturbed: U
     stack.kill("service")
     stack.start("service", "publish")
     assert_as_if_nothing_had_happened(stack, run, undisturbed)
-    assert reasons(run) == ["crash", "done"]
+    assert reasons(run) == ["killed", "done"]
 
 
 def test_a_trainer_killed_at_every_point_of_its_life(stack: Stack, undisturbed: Undisturbed, queued: MakeJob) -> None:
@@ -73,7 +73,7 @@ def test_a_trainer_killed_at_every_point_of_its_life(stack: Stack, undisturbed: 
         loaded = [e.fact for e in run.events() if isinstance(e.fact, ModelLoaded) and e.attempt == attempt + 1]
         assert [fact.resumed_step for fact in loaded] == [saved]
     assert_as_if_nothing_had_happened(stack, run, undisturbed)
-    assert reasons(run) == ["crash"] * 4 + ["done"]
+    assert reasons(run) == ["killed"] * 4 + ["done"]
 
 
 def test_horse_parent_both_and_a_grace_period_too_short(
@@ -197,7 +197,7 @@ def test_every_checkpoint_damaged_while_paused(
     assert_as_if_nothing_had_happened(stack, run, undisturbed)
     *before, last = [loaded.resumed_step for loaded in facts_of(run, ModelLoaded)]
     assert before == [None, 4, None] and last in (4, 8, 12)
-    assert reasons(run) == ["interrupted", *["no_valid_checkpoint"] * 2, "interrupted", "crash", "done"]
+    assert reasons(run) == ["interrupted", *["no_valid_checkpoint"] * 2, "interrupted", "killed", "done"]
 
 
 def test_newest_checkpoint_damaged_while_paused(stack: Stack, undisturbed: Undisturbed, queued: MakeJob) -> None:

@@ -42,8 +42,9 @@ def test_kills_of_the_own_control_group_are_counted(tmp_path: Path, groups: str,
     {"proc/self/cgroup": "1:cpu:/\n0::/\n", "sys/fs/cgroup/memory.events": "low 0\n"},
     {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.events": "not two words\n"},
 ])  # fmt: skip
-def test_where_nobody_counts_there_are_none(tmp_path: Path, files: dict[str, str]) -> None:
-    assert oom_kills(lay(tmp_path, files)) == 0
+def test_where_the_own_group_does_not_count_the_machine_does_or_nobody(tmp_path: Path, files: dict[str, str]) -> None:
+    assert oom_kills(lay(tmp_path, files)) is None
+    assert oom_kills(lay(tmp_path, {**files, "proc/vmstat": "nr_free_pages 12\noom_kill 7\n"})) == 7
 
 
 @pytest.mark.parametrize(("before", "after"), [(-500, OOM_SCORE_ADDED), (0, OOM_SCORE_ADDED), (300, 300)])

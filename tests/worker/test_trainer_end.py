@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -25,7 +26,6 @@ from worker.warm import OwnProcess
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("os.kill(os.getpid(), 9)", "(signal SIGKILL)"),
         ("raise RuntimeError('CUDA error: unknown')", "(exit code 1): RuntimeError: CUDA error: unknown"),
         ("faulthandler.enable(); os.abort()", "(signal SIGABRT): Fatal Python error: Aborted"),
     ],
@@ -52,6 +52,47 @@ def end_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, stage: St
     trainer = Trainer(run, stage, 1 if stage is Stage.TRAIN else None, here(os.environ))
     assert trainer.wait(60)
     return trainer.end()
+
+
+KILLED = "something other than Longhaul killed the trainer (signal SIGKILL, phase step, step 570); "
+
+
+@pytest.mark.parametrize(
+    ("counted", "reason", "says"),
+    [
+        (True, Reason.HOST_OUT_OF_MEMORY, "the host's memory ran out and the kernel ended the "
+         "trainer (phase step, step 570)"),
+        (False, Reason.KILLED, KILLED + "the kernel ended no process for want of memory meanwhile, "
+         "so a person or another program did it"),
+        (None, Reason.KILLED, KILLED + "whether the kernel did it for want of memory cannot be seen here"),
+    ],
+)  # fmt: skip
+def test_who_killed_a_trainer_is_told_as_far_as_it_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: bool | None, reason: Reason, says: str
+) -> None:
+    # The count of the kernel: 3 long before, in between 1 more, and `counted` once the trainer is gone.
+    counts = [3, 3, 4, 4, 4]
+    monkeypatch.setattr("worker.trainer.oom_kills", lambda: counts.pop(0))
+    monkeypatch.setattr("worker.trainer.ended_for_memory", lambda before: counted if before == 4 else True)
+    monkeypatch.setattr("worker.trainer.LOOK_AT_HOST_S", 0.0)
+    spec = parse_spec({"data": {"train": "rows.jsonl"}})
+    run, _ = create(tmp_path, "job-1", spec, JobSubmitted(name="tiny", model="m", spec_sha256="s"))
+    run.attempt_file(1).parent.mkdir(exist_ok=True)
+    process = OwnProcess(["sleep", "600"], process_group=0)
+    trainer = Trainer(run, Stage.TRAIN, 1, lambda *_: process)
+    for step in (568, 569, 570):  # each is written after the look at the one before
+        append_line(run.attempt_file(1), Heartbeat(at=0.0, phase="step", step=step, interval_s=0.1))
+        trainer.read_lines()
+    os.kill(process.pid, 9)
+    assert trainer.wait(60)
+    end = trainer.end()
+    assert end.reason is reason and end.error is not None
+    told, held, _ = end.error.message.partition("; the trainer had ")
+    assert told == says and held
+    assert re.fullmatch(r".*; the trainer had 0\.0\d* GiB of the [\d,.]+ GiB that all processes here may have|"
+                        r".*; the trainer had [\d,]+ MiB of the [\d,]+ MiB that all processes here may have",
+                        end.error.message), end.error.message  # fmt: skip
+    assert end.error.hint == reason.hint
 
 
 @pytest.mark.parametrize(("number", "code"), [("SIGPROF", "chat_template"), ("SIGXCPU", "cpu_limit")])

@@ -54,6 +54,8 @@ _REASONS = {
 class EngineProcess:
     """The trainer of one attempt, on an engine."""
 
+    pid = None
+
     def __init__(
         self,
         engines: Mapping[str, EngineSettings],

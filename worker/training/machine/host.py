@@ -67,16 +67,17 @@ def memory_growth(most: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def oom_kills(root: Path = ROOT) -> int:
-    """How often the kernel has ended a process of our control group (our container) for want of memory.
+def oom_kills(root: Path = ROOT) -> int | None:
+    """How often the kernel has ended a process of our control group (our container) for want of memory; where that is
+    not counted, a process of the machine. None: nobody counts.
 
-    The line `oom_kill N` of memory.events, or of memory.oom_control in version 1 of the interface; it grows before the
-    signal is sent. 0 where nobody counts.
+    The line `oom_kill N` of memory.events, of memory.oom_control in version 1 of the interface, or of /proc/vmstat; it
+    grows before the signal is sent.
     """
     try:
         memberships = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return 0
+        memberships = []
     for membership in memberships:
         _, controllers, path = membership.split(":", 2)
         if controllers == "":
@@ -87,13 +88,32 @@ def oom_kills(root: Path = ROOT) -> int:
             continue
         # In a container without a cgroup namespace the path is the host's: only the mount's own files are there.
         for folder in (mount / path.lstrip("/"), mount):
-            try:
-                counts = dict(line.split() for line in (folder / name).read_text().splitlines())
-            except (OSError, ValueError):  # not there, or nothing is counted there: the root of all groups
-                continue
-            if "oom_kill" in counts:
-                return int(counts["oom_kill"])
-    return 0
+            if (count := _oom_kills(folder / name)) is not None:
+                return count
+    return _oom_kills(root / "proc/vmstat")
+
+
+def _oom_kills(file: Path) -> int | None:
+    try:
+        counts = dict(line.split() for line in file.read_text().splitlines())
+        return int(counts["oom_kill"])
+    except (OSError, ValueError, KeyError):  # not there, or nothing is counted there: the root of all groups
+        return None
+
+
+def ended_for_memory(before: int | None) -> bool | None:
+    """Whether the kernel has ended a process for want of memory since `oom_kills` was `before`. None: nobody counts."""
+    now = oom_kills()
+    return None if now is None or before is None else now > before
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Memory of the host that a process has, shared pages included; None: it has none, or there is no such process."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * resource.getpagesize() or None
 
 
 def _machine(meminfo: Path) -> HostMemory:

@@ -35,7 +35,7 @@ from jobs.plan import Plan
 from jobs.process.lifeline import PARENT_PID
 from jobs.text.units import format_duration
 from worker.training.journal import Journal
-from worker.training.machine.host import oom_kills
+from worker.training.machine.host import ended_for_memory, oom_kills
 from worker.training.ranks.group import SILENT_S, RankGroup, join, leave, share_cores
 from worker.training.ranks.ranks import Failure, Vote
 from worker.training.ranks.shards import Shards, Tell
@@ -60,7 +60,7 @@ class RankProcess:
     process: subprocess.Popen[str]
     file: Path
     """What it writes of itself."""
-    oom_kills: int
+    oom_kills: int | None
     """Before it was started."""
 
     def tell(self, what: Mapping[str, object]) -> None:
@@ -76,7 +76,7 @@ class RankProcess:
             code = self.process.wait(wait_s)
         except subprocess.TimeoutExpired:
             return None
-        if code == -signal.SIGKILL and oom_kills() > self.oom_kills:
+        if code == -signal.SIGKILL and ended_for_memory(self.oom_kills):
             return HostOutOfMemory(f"the kernel ended rank {self.rank} ({self.device}), for the host's memory ran out")
         end = last_line(self.file)
         if end is not None and end.error is not None:
