@@ -379,7 +379,8 @@ class EvaluationFinished(Fact):
         if not of_texts:
             return text
         count = "" if self.text_rows is None else f"{self.text_rows:,} "
-        return f"{text}, {self._text(of_texts)} over {count}generated texts"
+        shown, rest = self._telling(of_texts)
+        return f"{text}, {shown} over {count}generated texts{f' ({rest})' if rest else ''}"
 
     @property
     def verdict(self) -> Verdict | None:
@@ -403,13 +404,26 @@ class EvaluationFinished(Fact):
 
     @property
     def metrics_text(self) -> str:
-        """The metrics for people, such as `accuracy 0.9012, macro F1 0.8934`."""
-        return self._text(self.metrics)
+        """The metrics for people, the one that judges first, such as `macro F1 0.8934, accuracy 0.9012`."""
+        return ", ".join(filter(None, self._telling(self.metrics)))
 
     def words(self, name: str) -> str:
         """Of a metric, for people."""
         of_characters = self.bleu_of_characters and name == EvaluationMetric.BLEU
         return metric_words(name) + (" of characters" if of_characters else "")
+
+    def _telling(self, figures: Mapping[str, float]) -> tuple[str, str]:
+        """The figures, the one that judges first; and of those beside the first that are 0, and were 0 before
+        training, only how many there are."""
+        first, *others = sorted(figures, key=lambda name: name != self.judged_by)
+        nothing = [name for name in others if self._is_nothing(name, figures[name])]
+        nothing = nothing if len(nothing) > 1 else []
+        shown = self._text({name: figures[name] for name in (first, *others) if name not in nothing})
+        return shown, f"{len(nothing)} other metrics are 0" if nothing else ""
+
+    def _is_nothing(self, name: str, value: float) -> bool:
+        base = self.against_base.get(name)
+        return not value and not (base and base.difference)
 
     def _text(self, figures: Mapping[str, float]) -> str:
         return ", ".join(f"{self.words(name)} {metric_figure(name, value)}" for name, value in figures.items())

@@ -6,6 +6,7 @@ import pytest
 
 from jobs.evaluation_metrics import EvaluationMetric, chosen_text, is_better, metric_scale, metrics_of
 from jobs.events import EvaluationFinished
+from jobs.verdict import BaseDifference
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,18 @@ def test_figures_are_worded_also_those_of_a_newer_version() -> None:
     figures = {"macro_f1": 0.89344, "chrf": 41.234, "perplexity": 1234.5, "comet_score": 0.5}
     seen = EvaluationFinished(step=0, loss=1.0, rows=1, seconds=1.0, best=True, metrics=figures)
     assert seen.metrics_text == "macro F1 0.8934, chrF 41.2, perplexity 1,234.500, comet score 0.5000"
+
+
+def test_metrics_that_stay_at_0_are_counted_and_the_one_that_judges_is_first() -> None:
+    figures = {"perplexity": 2.1, "exact_match": 0.0, "chrf": 12.3, "bleu": 0.0, "rouge1": 0.0, "rougeL": 0.0}
+    seen = EvaluationFinished(step=5, loss=1.0, rows=9, seconds=1.0, best=True, metrics=figures, judged_by="chrf")
+    assert seen.metrics_text == "chrF 12.3, perplexity 2.100, 4 other metrics are 0"
+    assert seen.figures_text == (
+        "validation loss 1.0000, perplexity 2.100 over 9 rows, chrF 12.3 over generated texts (4 other metrics are 0)"
+    )
+    fell = BaseDifference(difference=-0.4, low=-0.5, high=-0.3)
+    moved = seen.model_copy(update={"judged_by": "exact_match", "against_base": {"bleu": fell}})
+    assert moved.metrics_text.startswith("exact match 0.0000, perplexity 2.100, chrF 12.3, BLEU 0.0, 2 other")
 
 
 def test_the_words_of_a_choice_name_a_better_step_that_is_missing() -> None:
