@@ -341,9 +341,9 @@ def test_events_keep_their_order_through_429_5xx_and_silence(channel: JobChannel
     while not channel.feed.closed:
         channel.clock.now = channel.feed.due
         channel.turn()
-    assert channel.titles == ["chef: attempt 1 ended", "chef: out of memory, recovered", "chef: failed"]
-    assert "lm_head.weight is missing" in channel.messages[2].text
-    assert "Take the whole model" in channel.messages[2].text
+    assert channel.titles == ["chef: out of memory, recovered", "chef: failed"]
+    assert "lm_head.weight is missing" in channel.messages[1].text
+    assert "Take the whole model" in channel.messages[1].text
 
 
 def test_a_guards_refusal_shows_code_tensors_and_hint(channel: JobChannel) -> None:
@@ -368,7 +368,7 @@ def test_a_job_that_paused_by_itself_says_why_and_what_helps(channel: JobChannel
     story.start(channel.run)
     error = Fault(code="no_valid_checkpoint", message="checkpoints/step-00000040 is gone", hint="bring it back")
     channel.tell(AttemptEnded(reason="no_valid_checkpoint", error=error), JobPaused(error=error))
-    assert channel.titles == ["chef: attempt 1 ended", "chef: paused"]
+    assert channel.titles == ["chef: paused"]
     embed = channel.messages[-1].payload["embeds"][0]
     assert "checkpoints/step-00000040 is gone" in embed["description"]
     assert [(field["name"], field["value"]) for field in embed["fields"]] == [
@@ -427,13 +427,65 @@ def test_crashes_are_told_and_interruptions_only_shown(channel: JobChannel) -> N
     story.train(channel.run, 50, 120, attempt=2)
     channel.turn()
     channel.turn(after_s=20)
-    assert channel.titles == ["chef: training", "chef: attempt 1 failed, trying again"]
-    assert "Segmentation fault" in channel.messages[1].text
-    assert "in 10 s" in channel.messages[1].text
-    assert "step 120" in channel.messages[0].text
+    assert channel.titles == ["chef: attempt 1 failed, trying again", "chef: training"]
+    assert "Segmentation fault" in channel.messages[0].text
+    assert "in 10 s" in channel.messages[0].text
+    assert "step 120" in channel.messages[1].text
     channel.tell(AttemptEnded(reason="interrupted", step=120), JobQueued(), AttemptStarted(worker="b", device="cpu"))
-    assert channel.titles == ["chef: training", "chef: attempt 1 failed, trying again"]
-    assert "attempt 3" in channel.messages[0].footer
+    assert channel.titles == ["chef: attempt 1 failed, trying again", "chef: training"]
+    assert "attempt 3" in channel.messages[1].footer
+
+
+@pytest.mark.usefixtures("_undrawn")
+@pytest.mark.parametrize("gap_s", [20, 36 * 3600])
+def test_a_week_of_a_job_leaves_one_message_for_each_state(channel: JobChannel, gap_s: int) -> None:
+    """Whether Discord still edits its messages, or each is too old for that."""
+    sent: list[tuple[str, str]] = []
+
+    def seen(*facts: AnyFact) -> None:
+        before = {message.id: message.title for message in channel.messages}
+        channel.run.append(list(facts))
+        channel.turn(after_s=gap_s)
+        sent.extend(
+            (message.title.removeprefix("chef: "), "silent" if silent(message) else "rings")
+            for message in channel.messages
+            if before.get(message.id) != message.title
+        )
+
+    killed = Fault.of(Reason.KILLED, " (signal SIGKILL, phase step, step 150)")
+    full = Fault(code="disk_full", message="the disk is full", hint="make room; then `longhaul resume job-1`")
+    story.start(channel.run)
+    seen()
+    story.train(channel.run, 10, 100)
+    seen(CheckpointSaved(step=100, path="checkpoints/step-00000100", bytes=1, seconds=0.1))
+    story.train(channel.run, 110, 150)
+    seen(
+        AttemptEnded(reason="killed", step=150, checkpoint_step=100, error=killed),
+        JobQueued(not_before_s=10),
+        AttemptStarted(worker="box-1", device="cuda"),
+        story.LOADED,
+    )
+    failed = next(message for message in channel.messages if "failed" in message.title)
+    assert "The trainer was killed at step 150." in failed.text and "50 steps are trained again." in failed.text
+    assert Reason.KILLED.hint and Reason.KILLED.hint[1:] in failed.text
+    story.train(channel.run, 110, 200, attempt=2)
+    seen(AttemptEnded(reason="disk_full", step=200, checkpoint_step=100, error=full), JobPaused(error=full))
+    seen(JobResumed(), AttemptStarted(worker="box-1", device="cuda"), story.LOADED)
+    story.train(channel.run, 210, 400, attempt=3)
+    story.succeed(channel.run)
+    seen()
+    assert sent == [
+        ("training", "silent"),
+        *([("training", "silent")] if gap_s > 3600 else []),  # the first is deleted
+        ("attempt 1 failed, trying again", "silent"),
+        ("training", "silent"),
+        ("paused", "rings"),
+        ("training", "silent"),
+        ("attempt 3 ended", "silent"),
+        ("done", "rings"),
+    ]
+    left = ["attempt 1 failed, trying again", "paused", "attempt 3 ended", "done"]
+    assert [title.removeprefix("chef: ") for title in channel.titles] == left
 
 
 def test_an_attempt_that_is_continued_says_so_and_one_that_was_resumed_is_told_below_the_pause(
@@ -662,7 +714,7 @@ def test_everything_long_stays_within_the_limits(channel: JobChannel, text: str,
         else:
             wordy.append([AttemptEnded(reason="crash", error=fault), JobQueued(), JobFailed(error=fault)])
         assert channel.hears_to_the_end_of(wordy)
-    assert len(channel.messages) == 3 + 4
+    assert len(channel.messages) == 3 + 4 - 1, "of an attempt that is tried again there is one"
     assert not channel.problems
 
 
@@ -711,7 +763,7 @@ def test_a_damaged_run_directory_is_told_once_and_what_follows_a_repair_is_told_
     assert f"line {len(lines) - 1} of events.jsonl is not an event" in said and "longhaul repair job-1" in said
     repair(channel.run)
     channel.tell(AttemptEnded(reason="rejected"), JobFailed(error=Fault(code="rejected", message="m")))
-    repaired, failed = channel.messages[2:]
+    _, repaired, failed = channel.messages
     assert (repaired.title, failed.title) == ("chef: repaired", "chef: failed")
     assert (
         f"The last 2 lines of its events could not be read. The job is in the state after event {len(lines) - 2}."

@@ -102,7 +102,9 @@ def retry(job: SinkJob, event: Event, fact: JobQueued, ended: AttemptEnded) -> P
     text = f"{ended.reason.headline} {where}. {next_attempt(job, fact)}{again}"
     embed = _embed(job, f"{job.submitted.name}: attempt {event.attempt} failed, trying again", WARNING, text, event)
     if ended.error:
-        embed["fields"] = [field("What happened", code(ended.error.message))]
+        embed["fields"] = [field("What happened", code(cut(ended.error.message, MESSAGE_TEXT)))]
+        if ended.error.hint:
+            embed["fields"].append(field("What helps", sentence(ended.error.hint)))
     return _payload(embed)
 
 

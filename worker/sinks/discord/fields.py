@@ -35,13 +35,14 @@ def figures(job: SinkJob, row: MetricRow | None) -> list[EmbedField]:
     if job.evaluations:
         first, last = (job.evaluations[pick(job.evaluations)] for pick in (min, max))
         fields.append(field("Validation loss", change(first, last), inline=True))
+    if row is not None:
+        fields.append(field("Time left", format_duration(row.eta_s), inline=True))
     if job.last_evaluation is not None and job.last_evaluation.metrics:
         verdict = job.last_evaluation.verdict
-        fields.append(field("Metrics", job.last_evaluation.metrics_text, inline=True))
         fields += [] if verdict is None else [field("Quality", verdict.text)]
+        fields.append(field("Metrics", sentence(job.last_evaluation.metrics_text)))
     if row is not None:
         fields += [
-            field("Time left", format_duration(row.eta_s), inline=True),
             field("Rows per second", f"{row.rows_per_s:,.1f}", inline=True),
             *_speed(row),
             field("Memory", format_bytes(row.memory_bytes), inline=True),

@@ -1,4 +1,5 @@
-"""Discord: one progress message per job, edited in place; new messages only for what a person should notice.
+"""Discord: one progress message per job, edited in place; new messages only for what a person should notice. That of
+an attempt that fails becomes the message of the failure.
 
 A phone rings for what needs a person (no usable GPU, low disk, a damaged run directory, a failure, a pause of the job's
 own making) and for the end of training or of a sweep. Posted silently: the time that the job needs, the first
@@ -69,6 +70,8 @@ class DiscordNotes(MessageNotes, total=False):
     """When the curve was last drawn for the progress message."""
     over: bool
     """It is edited no more."""
+    owed: bool
+    """It still says that an attempt trains which has failed: the message of what follows takes its place."""
     ooms: int
     """Recovered from in this attempt. The first has a message."""
     skipped: int
@@ -84,6 +87,8 @@ _OF_THE_JOB = ("message", "old", "began_at", "posted_at", "edited_at", "pictured
 
 
 EVERYTHING = DiscordOptions()
+_AFTER_A_FAILURE = {"warnings", "paused", "failed", "cancelled"}
+"""Kinds of the message that follows the end of a failed attempt: if it is sent, that end needs none."""
 _KINDS: dict[type[Fact], str] = {
     JobPrepared: "plan",
     OomRecovered: "warnings",
@@ -177,7 +182,7 @@ class DiscordSink:
             case AttemptEnded() as fact:
                 return self._end_attempt(event, fact, job)
             case JobQueued() as fact if job.failed_attempt is not None:
-                return self._post(job.id, embeds.retry(job, event, fact, job.failed_attempt), silent=True)
+                return self._in_its_place(job, embeds.retry(job, event, fact, job.failed_attempt))
             case JobQueued() as fact if job.ended is not None and "message" in _notes(job):
                 return self._replace(
                     job, embeds.ended(job, event, job.ended, [*_counted(job), embeds.next_attempt(job, fact)])
@@ -195,13 +200,12 @@ class DiscordSink:
                 return DONE  # rejected by check: whoever submitted it has just been told
             case JobFailed() as fact:
                 picture = self._picture(job)
-                return self._post(job.id, embeds.failed(job, event, fact, picture and picture[0]), picture, person=True)
+                payload = embeds.failed(job, event, fact, picture and picture[0])
+                return self._in_its_place(job, payload, picture, person=True)
             case JobCancelled() as fact:
-                return self._post(job.id, embeds.cancelled(job, event, fact), silent=True)
+                return self._in_its_place(job, embeds.cancelled(job, event, fact))
             case JobPaused() as fact:
-                return self._post(
-                    job.id, embeds.paused(job, event, fact), silent=fact.error is None, person=fact.error is not None
-                )
+                return self._in_its_place(job, embeds.paused(job, event, fact), person=fact.error is not None)
             case _:
                 return DONE
 
@@ -299,11 +303,33 @@ class DiscordSink:
 
     def _end_attempt(self, event: Event, fact: AttemptEnded, job: SinkJob) -> Outcome:
         outcome: Outcome = DONE
-        if not _notes(job).get("over", True):
+        followed = fact.reason.severity == "error" and self._options.kinds >= _AFTER_A_FAILURE
+        if not _notes(job).get("over", True) and followed:
+            _notes(job)["owed"] = True
+        elif not _notes(job).get("over", True):
             _notes(job)["pictured_at"] = 0.0  # the curve is drawn to its end
             outcome = self._replace(job, embeds.ended(job, event, fact, _counted(job)))
         if not isinstance(outcome, Later):
             _notes(job)["over"] = True
+        return outcome
+
+    def _in_its_place(
+        self, job: SinkJob, payload: Payload, picture: Picture | None = None, *, person: bool = False
+    ) -> Outcome:
+        """A message that stays: in place of that of a failed attempt, if there is one, or of its own. `person`:
+        somebody has to do something, and a phone rings for no edit."""
+        notes = _notes(job)
+        if person or not notes.get("owed"):
+            outcome = self._post(job.id, payload, picture, silent=not person, person=person)
+        else:
+            self._link(job.id, payload)
+            outcome = self._message(job).show(payload)
+        if notes.get("owed") and not isinstance(outcome, Later):
+            if person:
+                notes["old"] = [*notes.get("old", []), notes["message"]]
+                self._message(job).delete_old()
+            for note in ("message", "pictured", "owed"):  # the next attempt has a message of its own, below
+                job.state.pop(note, None)
         return outcome
 
     def _post(
