@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.middleware import Middleware
 
+from jobs.process.public_url import path_of
 from jobs.redis.answers import Answers
 from jobs.redis.connection import connect
 from jobs.redis.feed import Feed
@@ -25,6 +26,7 @@ from service.edge.body import BodyTimeout
 from service.edge.headers import SecurityHeaders
 from service.edge.keys import Keys
 from service.edge.limits import REFUSALS_PER_S, Buckets, RateLimit
+from service.edge.public_path import PublicPath
 from service.edge.redaction import RedactSecrets
 from service.edge.sessions import Sessions
 from service.errors import ErrorMiddleware
@@ -83,7 +85,8 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     exported = Exports(actions, Requests(client))
     swept = Sweeps(actions)
     static = StaticFiles()
-    render = Renderer(static)
+    path = path_of(settings.public_url)
+    render = Renderer(static, path)
     registry = CollectorRegistry()
     registry.register(UNWORDED)
     registry.register(prometheus.ServiceCollector(Gauges(client), store.workers, streams))
@@ -101,12 +104,14 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         title="Longhaul",
         version=VERSION,
         lifespan=lifespan,
+        servers=[{"url": path}] if path else None,
         redirect_slashes=False,
         docs_url=None,  # it loads scripts from another host, as does the next
         redoc_url=None,
         generate_unique_id_function=document.operation_id,
         # A request passes from the first to the last, its answer from the last to the first.
         middleware=[
+            Middleware(PublicPath, path=path),
             # Sees every answer, and all of the time that it took.
             Middleware(AccessLog, requests=RequestMetrics(registry)),
             Middleware(SecurityHeaders),  # on every answer: refusals and faults, too
@@ -126,7 +131,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     )  # first: they leave to the others what is not theirs
     app.include_router(new_job.routes(actions, uploads, render))
     app.include_router(sweep_pages.routes(swept, render))
-    app.include_router(sign_in.routes(keys, sessions, refusals, render, static))
+    app.include_router(sign_in.routes(keys, sessions, refusals, render, static, path or "/"))
     app.include_router(jobs.routes(actions))
     app.include_router(sweeps.routes(swept))
     app.include_router(events.routes(actions, feed, streams, keep_alive_s=settings.keep_alive_s))

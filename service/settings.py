@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jobs.process.logs import log_format
+from jobs.process.public_url import public_url
 
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
 DEFAULT_UPLOAD_GB = 100
@@ -30,7 +31,8 @@ class ServiceSettings:
     api_keys_file: Path | None = None
     """Names and hashes of more keys (jobs/process/keys.py)."""
     public_url: str | None = None
-    """Where people reach the service, for what they copy from its pages; None: where they asked."""
+    """Where people reach the service: what they copy from its pages goes there, and links begin with its path. None:
+    where they asked."""
     rate_limit: float = 300.0
     """Requests a second for each key, or for each address where no key is needed; 0: no limit."""
     keep_alive_s: float = 15.0
@@ -76,7 +78,7 @@ def read_settings(environment: Mapping[str, str]) -> ServiceSettings:
         port=int(port),
         api_key=given.get("LONGHAUL_API_KEY"),
         api_keys_file=Path(keys) if (keys := given.get("LONGHAUL_API_KEYS_FILE")) else None,
-        public_url=given.get("LONGHAUL_PUBLIC_URL", "").rstrip("/") or None,
+        public_url=public_url(given.get("LONGHAUL_PUBLIC_URL")),
         rate_limit=_rate(given.get("LONGHAUL_RATE_LIMIT", "300")),
         log=log_format(given.get("LONGHAUL_LOG", "text")),
     )

@@ -88,7 +88,9 @@ def install(app: FastAPI) -> None:
 def document(app: FastAPI, *, examples: dict[str, Any]) -> dict[str, Any]:
     """The document of this application's routes. `examples`: by the name of their schema."""
     tags = [{"name": name, "description": description} for name, description in TAGS.items()]
-    made = get_openapi(title=app.title, version=app.version, description=STORY, tags=tags, routes=app.routes)
+    made = get_openapi(
+        title=app.title, version=app.version, description=STORY, tags=tags, routes=app.routes, servers=app.servers
+    )
     components = made.setdefault("components", {})
     schemas: dict[str, Any] = components.setdefault("schemas", {})
     _, more = models_json_schema(

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from service.edge.headers import PAGE_HEADERS
+from service.edge.public_path import with_path
 from service.edge.redaction import without_secrets
 from service.pages.static import StaticFiles
 from service.pages.words import FILTERS
@@ -25,14 +26,16 @@ def is_encrypted(request: Request) -> bool:
 class Renderer:
     """Renders the templates of this package."""
 
-    def __init__(self, static: StaticFiles) -> None:
+    def __init__(self, static: StaticFiles, path: str = "") -> None:
+        """`path` is what a proxy has before those of the service."""
         self._environment = Environment(
             loader=FileSystemLoader(TEMPLATES), autoescape=True, finalize=_shown, undefined=StrictUndefined,
             trim_blocks=True, lstrip_blocks=True,
         )  # fmt: skip
         self._environment.filters |= FILTERS
         self._environment.globals["static"] = static.url
-        self._static = static
+        self._environment.globals["root"] = path
+        self._static, self._path = static, path
 
     def style(self, name: str) -> str:
         """A style sheet, for a page that brings its own."""
@@ -48,7 +51,7 @@ class Renderer:
         content = self._environment.get_template(template).render(
             key_name=state.get("key_name"), csrf_token=state.get("csrf_token", ""), path=request.url.path, **values
         )
-        return HTMLResponse(content, status, headers=PAGE_HEADERS)
+        return HTMLResponse(with_path(content, self._path), status, headers=PAGE_HEADERS)
 
 
 def _shown(value: object) -> object:

@@ -21,7 +21,9 @@ MOST_BYTES = 4096
 FOR_GOOD = "public, max-age=31536000, immutable"
 
 
-def routes(keys: Keys, sessions: Sessions, refusals: Buckets, render: Renderer, static: StaticFiles) -> APIRouter:
+def routes(
+    keys: Keys, sessions: Sessions, refusals: Buckets, render: Renderer, static: StaticFiles, cookie_path: str
+) -> APIRouter:
     """`/sign-in`, `/sign-out` and `/static`."""
     router = APIRouter(include_in_schema=False)
 
@@ -47,7 +49,7 @@ def routes(keys: Keys, sessions: Sessions, refusals: Buckets, render: Renderer, 
         answer = RedirectResponse(target, status_code=303)
         answer.set_cookie(
             cookie_name(request.headers.get("host", "")), sessions.open(name), max_age=LASTS_S, httponly=True,
-            samesite="strict", secure=is_encrypted(request),
+            samesite="strict", secure=is_encrypted(request), path=cookie_path,
         )  # fmt: skip
         return answer
 
@@ -55,7 +57,9 @@ def routes(keys: Keys, sessions: Sessions, refusals: Buckets, render: Renderer, 
     def sign_out(request: Request) -> Response:
         """The browser forgets its session."""
         answer = Response(status_code=204)
-        answer.delete_cookie(cookie_name(request.headers.get("host", "")), httponly=True, samesite="strict")
+        answer.delete_cookie(
+            cookie_name(request.headers.get("host", "")), path=cookie_path, httponly=True, samesite="strict"
+        )
         return answer
 
     @router.get("/static/{version}/{name:path}")

@@ -19,8 +19,9 @@ def test_the_command_examines_this_machine(tmp_path: Path) -> None:
     """Three groups of it, as a user would; a small job is killed and resumed."""
     groups = ("machine", "speed", "resume")
     words = [word for group in groups for word in ("--only", group)]
+    longhaul = Path(sys.executable).with_name("longhaul")
     done = subprocess.run(
-        [Path(sys.executable).with_name("longhaul"), "doctor", "--json", "--report", "page.md", "--seconds", "800", *words],
+        [longhaul, "doctor", "--json", "--report", "page.md", "--seconds", "800", *words],
         cwd=tmp_path, env=os.environ | {"LONGHAUL_DEVICE": "cpu", "OMP_NUM_THREADS": "1"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip

@@ -91,15 +91,17 @@ def document_of_the_service() -> Document:
 class Contract:
     """ASGI middleware around the whole application: remembers answers; `broken` says which are not as documented."""
 
-    def __init__(self, app: FastAPI, document: Document) -> None:
+    def __init__(self, app: FastAPI, document: Document, path: str = "") -> None:
+        """`path` is what a proxy has before those of the service."""
         self._app = app
-        self._document = document
+        self._document, self._path = document, path
         self.seen: dict[tuple[str, str, int], list[ContractAnswer]] = {}
         """By path of the document ('' where it has none), method and status."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, and remember; not so pages and what belongs to them, which the document does not have."""
-        if scope["type"] == "http" and (wants_page(scope) or scope["path"].startswith(OF_PAGES)):
+        path = scope.get("path", "").removeprefix(self._path)
+        if scope["type"] == "http" and (wants_page(scope) or path.startswith(OF_PAGES)):
             await self._app(scope, receive, send)
             return
         answer: ContractAnswer | None = None
@@ -109,7 +111,7 @@ class Contract:
             if message["type"] == "http.response.start":
                 headers = {name.decode().lower(): value.decode() for name, value in message["headers"]}
                 answer = ContractAnswer(message["status"], headers)
-                key = (*self._document.operation(scope["path"], scope["method"]), answer.status)
+                key = (*self._document.operation(path, scope["method"]), answer.status)
                 known = self.seen.setdefault(key, [])
                 if len(known) < OF_EACH:
                     known.append(answer)

@@ -15,6 +15,7 @@ import uvicorn
 
 from jobs.disk.rundir import RunDir
 from jobs.events import AnyFact
+from jobs.process.public_url import path_of
 from jobs.record import JobRecord
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
@@ -103,6 +104,7 @@ def running(
     keep_alive_s: float = 15.0,
     max_upload_bytes: int = 10**9,
     max_streams: int = 1000,
+    public_url: str | None = None,
 ) -> Iterator[Service]:
     """A running service with `runs` and `data` in `folder`."""
     settings = ServiceSettings(
@@ -117,8 +119,9 @@ def running(
         rate_limit=rate_limit,
         keep_alive_s=keep_alive_s,
         max_streams=max_streams,
+        public_url=public_url,
     )
-    contract = Contract(create_app(settings), document_of_the_service())
+    contract = Contract(create_app(settings), document_of_the_service(), path_of(public_url))
     server = uvicorn.Server(uvicorn.Config(contract, port=settings.port, **(LIMITS | {"timeout_graceful_shutdown": 1})))
     thread = threading.Thread(target=server.run, name="service")
     thread.start()

@@ -71,7 +71,7 @@ class JobChannel(FakeDiscord):
 
     def wants(self, **texts: str) -> None:
         """Listen with these options."""
-        given = {"events": None, "mention": None, "public_url": None, **texts}
+        given = {"events": None, "mention": None, "url": None, **texts}
         webhook = Webhook(self.url, self.clock, timeout_s=(5.0, 2.0))
         self.listen(DiscordSink(webhook, self.clock, options=DiscordOptions.of(**given)))
 
@@ -860,7 +860,7 @@ def test_titles_lead_to_the_job(channel: JobChannel) -> None:
     story.start(channel.run)
     story.train(channel.run, 10, 400)
     story.succeed(channel.run)
-    channel.wants(public_url="https://box.example.org/")
+    channel.wants(url="https://box.example.org/")
     channel.turn()
     urls = {version["embeds"][0]["url"] for message in channel.messages for version in message.versions}
     assert urls == {"https://box.example.org/jobs/job-1"}
@@ -898,13 +898,13 @@ def test_progress_and_the_end_link_to_wandb(channel: JobChannel, written: str | 
         ("LONGHAUL_DISCORD_EVENTS", {"events": "done,finished"}),
         ("LONGHAUL_DISCORD_MENTION", {"mention": "@everyone"}),
         ("LONGHAUL_DISCORD_MENTION", {"mention": "<@1> @here"}),
-        ("LONGHAUL_PUBLIC_URL", {"public_url": "box.example.org"}),
-        ("LONGHAUL_PUBLIC_URL", {"public_url": "https://user:secret@box.example.org"}),
+        ("LONGHAUL_PUBLIC_URL", {"url": "box.example.org"}),
+        ("LONGHAUL_PUBLIC_URL", {"url": "https://user:secret@box.example.org"}),
     ],
 )
 def test_a_wrong_option_is_named(variable: str, texts: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=variable):
-        DiscordOptions.of(**{"events": None, "mention": None, "public_url": None, **texts})
+        DiscordOptions.of(**{"events": None, "mention": None, "url": None, **texts})
 
 
 def test_no_curve_is_drawn_on_the_way_from_very_many_rows(channel: JobChannel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
 // Curves of a job: all of its rows as means of stretches, then row by row what is added.
+import { address } from "./live.js";
 
 let place = null; // there once the first figures are
 const POINTS = 1500, EVERY_MS = 2000, MOST_ADDED = 600, HEIGHT = 220;
@@ -24,7 +25,7 @@ document.body.append(probe);
 export const color = (name) => ((probe.style.color = `var(${name})`), getComputedStyle(probe).color);
 
 async function ask(query) {
-  const answer = await fetch(`/jobs/${place.dataset.job}/metrics?fields=${ASKED.join(",")}&${query}`);
+  const answer = await fetch(address(`/jobs/${place.dataset.job}/metrics?fields=${ASKED.join(",")}&${query}`));
   if (!answer.ok) throw new Error(answer.status);
   return (await answer.json()).data;
 }

@@ -1,5 +1,6 @@
 // The losses of several jobs in one picture, by step, tokens or hours.
 import { color, figure } from "./charts.js";
+import { address } from "./live.js";
 
 const place = document.getElementById("overlay"), axis = document.getElementById("axis");
 const ids = place.dataset.jobs.split(","), names = JSON.parse(place.dataset.names);
@@ -19,7 +20,7 @@ function measured(rows) {
 }
 
 async function load() {
-  const answers = await Promise.all(ids.map((id) => fetch(`/jobs/${id}/metrics?points=800&fields=${FIELDS}`)));
+  const answers = await Promise.all(ids.map((id) => fetch(address(`/jobs/${id}/metrics?points=800&fields=${FIELDS}`))));
   if (!answers.every((each) => each.ok)) return;
   jobs = (await Promise.all(answers.map((each) => each.json()))).map((each) => measured(each.data));
   draw();

@@ -1,5 +1,5 @@
 // The table of jobs: curves of the loss, the order of the queue by drag or keys, jobs to compare.
-import { refresh } from "./live.js";
+import { address, refresh } from "./live.js";
 import { send, toast } from "./actions.js";
 
 const main = document.getElementById("main");
@@ -14,7 +14,7 @@ const seen = new IntersectionObserver((entries) => {
 async function draw(svg) {
   if (svg.dataset.drawn === svg.dataset.keep) return;
   svg.dataset.drawn = svg.dataset.keep;
-  const answer = await fetch(`/jobs/${svg.dataset.job}/metrics?points=40&fields=loss`);
+  const answer = await fetch(address(`/jobs/${svg.dataset.job}/metrics?points=40&fields=loss`));
   if (!answer.ok) return;
   const losses = (await answer.json()).data.map((row) => row.loss);
   const low = Math.min(...losses), high = Math.max(...losses), last = Math.max(1, losses.length - 1);
@@ -68,7 +68,7 @@ async function move(row, place) {
 async function prioritize(changes) {
   let done = true;
   try {
-    for (const [each, priority] of changes) await send("PATCH", `/jobs/${each.id}`, { priority });
+    for (const [each, priority] of changes) await send("PATCH", address(`/jobs/${each.id}`), { priority });
   } catch (error) {
     done = false;
     toast(error.message, { bad: true });
@@ -122,7 +122,7 @@ main.addEventListener("submit", (event) => {
   if (event.target.id !== "compare") return;
   event.preventDefault();
   const chosen = [...document.querySelectorAll('input[name="compare"]:checked')].map((each) => each.value);
-  location.assign(`/compare?jobs=${chosen.join(",")}`);
+  location.assign(address(`/compare?jobs=${chosen.join(",")}`));
 });
 document.addEventListener("page:changed", () => (watchCurves(), offerComparison()));
 addEventListener("pageshow", offerComparison); // after "back" a browser checks boxes again

@@ -4,6 +4,9 @@
 
 const main = document.getElementById("main");
 const connection = document.getElementById("connection");
+// An address of the service, which a proxy may have below a path.
+export const address = (path) => document.documentElement.dataset.root + path;
+
 let asked = 0, source = null, timer = 0, waiting = 0;
 
 const isKept = (old, next) => old.dataset?.keep !== undefined && old.dataset.keep === next.dataset?.keep && old.id === next.id;
@@ -28,7 +31,7 @@ export async function refresh() {
   const answer = await fetch(location.href, { headers: { Accept: "text/html" }, cache: "no-store" }).catch(() => null);
   const text = await answer?.text().catch(() => null);
   if (mine !== asked) return;
-  if (answer?.redirected && new URL(answer.url).pathname === "/sign-in") return location.assign(answer.url);
+  if (answer?.redirected && new URL(answer.url).pathname === address("/sign-in")) return location.assign(answer.url);
   if (text == null || answer.status === 503 || answer.status === 429) {
     say("reconnecting …");
     return schedule();
@@ -44,7 +47,7 @@ export async function refresh() {
   schedule();
 }
 
-const releaseOf = (page) => page.querySelector('script[type="module"]')?.getAttribute("src").split("/")[2];
+const releaseOf = (page) => page.querySelector('script[type="module"]')?.getAttribute("src").split("/").at(-2);
 
 export function say(text) {
   connection.textContent = text;

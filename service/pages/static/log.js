@@ -1,4 +1,5 @@
 // The trainer's log: its last lines, then what is added.
+import { address } from "./live.js";
 
 const log = document.getElementById("log"), find = document.getElementById("find"), follow = document.getElementById("follow");
 const MOST = 2_000_000;
@@ -6,7 +7,7 @@ let offset = null, text = "";
 
 async function more() {
   if (document.hidden) return;
-  const answer = await fetch(`/jobs/${log.dataset.job}/logs?${offset === null ? "tail=2000" : `offset=${offset}`}`);
+  const answer = await fetch(address(`/jobs/${log.dataset.job}/logs?${offset === null ? "tail=2000" : `offset=${offset}`}`));
   if (!answer.ok) return;
   const added = await answer.text();
   offset = answer.headers.get("X-Next-Offset");

@@ -1,6 +1,6 @@
 // A new job. Its answers become a dry run, which the page shows as it shows all else: by being fetched again. Each
 // change of an answer makes another dry run, in place of the one before.
-import { refresh, say } from "./live.js";
+import { address, refresh, say } from "./live.js";
 import { send } from "./actions.js";
 import { chosenFile, uploading } from "./upload.js";
 
@@ -78,7 +78,7 @@ function make(job, key, dryRun) {
   const query = dryRun ? "?dry_run=true" : "";
   const { source, beganWith } = form.dataset;
   const changes = source ? patch(JSON.parse(beganWith), job) : undefined;
-  const [url, body] = changes ? [`/jobs/${source}/clone`, changes] : ["/jobs", job];
+  const [url, body] = changes ? [address(`/jobs/${source}/clone`), changes] : [address("/jobs"), job];
   return send("POST", url + query, body, { "Idempotency-Key": key });
 }
 
@@ -133,7 +133,7 @@ const remember = (job) => sessionStorage.setItem("dry-runs", JSON.stringify([...
 // Nobody looks at a dry run of other answers: what lists do not show goes, or at least costs nothing more.
 async function discard(job, ended) {
   if (!own.has(job)) return;
-  await send(...(ended ? ["DELETE", `/jobs/${job}`] : ["POST", `/jobs/${job}/cancel`])).catch(() => undefined);
+  await send(...(ended ? ["DELETE", address(`/jobs/${job}`)] : ["POST", address(`/jobs/${job}/cancel`)])).catch(() => undefined);
 }
 
 const ended = (state) => ["validated", "failed", "cancelled"].includes(state);
@@ -257,8 +257,8 @@ form.addEventListener("submit", async (event) => {
   try {
     const made = await persist(() => make(answers(), `new-${checked}`, false), () => true);
     await Promise.all([discard(checked, ended(state)), discard(shown, true)]);
-    history.replaceState(null, "", `/new?clone=${made.id}`);
-    location.assign(`/jobs/${made.id}`);
+    history.replaceState(null, "", address(`/new?clone=${made.id}`));
+    location.assign(address(`/jobs/${made.id}`));
   } catch (error) {
     showErrors(error, true);
     start.disabled = false;

@@ -1,5 +1,6 @@
 // A file that is dropped or chosen goes to the service as it is: the browser streams it, whatever its size.
 import { csrf } from "./actions.js";
+import { address } from "./live.js";
 
 const drop = document.getElementById("drop"), input = document.getElementById("file"), place = document.getElementById("sending");
 const endings = drop.dataset.endings.split(" ").sort((a, b) => b.length - a.length);
@@ -64,7 +65,7 @@ function put(file, name) {
     };
     request.onabort = () => failed(Object.assign(new Error("The upload was stopped; nothing of it is left."), { refused: true }));
     request.onerror = () => failed(new Error("the connection broke off again and again: choose the file once more"));
-    request.open("PUT", `/datasets/${name}`);
+    request.open("PUT", address(`/datasets/${name}`));
     for (const [header, value] of Object.entries(csrf())) request.setRequestHeader(header, value);
     request.send(file);
   });

@@ -17,6 +17,7 @@ from service.edge.keys import Keys
 from service.edge.sessions import CSRF_HEADER, LASTS_S, SECRET, Sessions, cookie_name
 from tests.service.pages.watched import WatchedPage
 from tests.service.running import Service, running
+from tests.service.seeded import seed
 from tests.support.stack import ROOT
 
 KEY = "lh_of-this-test"
@@ -159,6 +160,59 @@ def test_behind_a_proxy_the_address_that_people_see_is_the_own_one(guarded: Serv
     page = requests.get(url, cookies=cookie, headers=seen | HTML, timeout=60).text
     assert f"curl -X POST https://box.example.org/jobs/{job}/clone" in page
     assert '-H "Authorization: Bearer $LONGHAUL_API_KEY"' in page
+
+
+def test_at_a_path_of_a_proxy_nothing_of_a_page_leads_out_of_it(
+    browser: Browser, redis_url: str, tmp_path: Path
+) -> None:
+    """The service takes requests with the path, as here, and without it, as from a proxy that cuts it off."""
+    with (
+        running(redis_url, tmp_path, api_key=KEY, public_url="https://box.example.org/longhaul") as service,
+        WatchedPage(browser) as watched,
+    ):
+        jobs = seed(service)
+        job = jobs["running"]
+        page, outside = watched.page, f"{service.url}/longhaul"
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(f"{outside}/jobs/{job}?tab=events")
+        page.get_by_label("API key").fill(KEY)
+        page.keyboard.press("Enter")
+        page.locator("h1 .state.running").wait_for()
+        assert page.url == f"{outside}/jobs/{job}?tab=events"
+        with page.expect_response("**/metrics*"):
+            page.goto(f"{outside}/jobs/{job}")
+        tabs = [f"/jobs/{job}?tab={tab}" for tab in ("log", "files", "plan", "reproduce")]
+        for path in (
+            "/",
+            "/new",
+            "/sweeps",
+            "/datasets",
+            "/workers",
+            "/no/such/page",
+            f"/compare?jobs={','.join([*jobs.values()][:2])}",
+            *tabs,
+        ):
+            watched.expected = ["404"] if "such" in path else []
+            page.goto(outside + path)
+            links = page.evaluate(
+                """[..."href src action data-url data-undo data-next data-events".split(" ")].flatMap((name) =>
+                [...document.querySelectorAll(`[${name}]`)].map((each) => each.getAttribute(name)))"""
+            )
+            led = [each for each in links if each.startswith("/") and not each.startswith("/longhaul/")]
+            assert led == [] and len(links) > 10, path
+            if path.endswith("reproduce"):
+                assert f"https://box.example.org/longhaul/jobs/{job}/clone" in page.content()
+        page.get_by_role("button", name="Cancel").click()
+        with page.expect_response(f"{outside}/jobs/{job}/cancel") as answered:
+            page.get_by_role("button", name="Yes").click()
+        assert answered.value.ok
+        page.get_by_role("button", name="Sign out").click()
+        page.get_by_label("API key").wait_for()
+        assert ([url for url in asked if not url.startswith(f"{outside}/")], watched.faults) == ([], [])
+        said = sign_in(service)
+        assert said.headers["Location"] == "/longhaul/workers" and "Path=/longhaul;" in said.headers["Set-Cookie"]
+        assert service.get("/openapi.json").json()["servers"] == [{"url": "/longhaul"}]
 
 
 def test_keys_of_any_text_are_wrong_or_right_and_never_an_error(redis_url: str, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from jobs.process.public_url import public_url
+
 KINDS = ("progress", "plan", "warnings", "done", "failed", "paused", "cancelled")
 """Of messages. Warnings: out of memory, low disk, no GPU, an attempt that is repeated, a repair, damage."""
 _MENTION = re.compile(r"<@(&?)(\d{1,20})>")
@@ -21,16 +23,14 @@ class DiscordOptions:
     """Where people reach the service."""
 
     @classmethod
-    def of(cls, events: str | None, mention: str | None, public_url: str | None) -> DiscordOptions:
+    def of(cls, events: str | None, mention: str | None, url: str | None) -> DiscordOptions:
         """From the texts of the environment. ValueError names the variable."""
         kinds = frozenset(word for word in re.split(r"[,\s]+", events or "") if word) or frozenset(KINDS)
         if unknown := sorted(kinds - {*KINDS}):
             raise ValueError(f"LONGHAUL_DISCORD_EVENTS names {unknown[0]!r}; it is a list of: {', '.join(KINDS)}")
         if mention and not _MENTION.fullmatch(mention):
             raise ValueError(f"LONGHAUL_DISCORD_MENTION is {mention!r}; it is <@ID> of a user or <@&ID> of a role")
-        if public_url and not re.fullmatch(r"https?://[^\s/@]+(/[^\s@]*)?", public_url):
-            raise ValueError(f"LONGHAUL_PUBLIC_URL is {public_url!r}; it looks like https://longhaul.example.org")
-        return cls(kinds, mention or None, (public_url or "").rstrip("/") or None)
+        return cls(kinds, mention or None, public_url(url))
 
     def link(self, job: str) -> str | None:
         """To the job."""
