@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 640.0, 220.0
-LEFT, RIGHT, TOP, BOTTOM = 64.0, 12.0, 10.0, 26.0
+LEFT, RIGHT, TOP, BOTTOM = 64.0, 12.0, 10.0, 40.0
 """Margins: room for ticks."""
 MOST_TICKS = 5
 MOST_DOTS = 24
@@ -28,6 +28,8 @@ class Line:
     """Of a polyline."""
     dots: tuple[tuple[float, float], ...]
     """Its points, where they are few."""
+    last: str
+    """Its last value."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def line_chart(title: str, series: Mapping[str, Points]) -> LineChart | None:
     for name, each in kept.items():
         places = [at(x, y) for x, y in each]
         dots = tuple(places) if len(places) <= MOST_DOTS else ()
-        lines.append(Line(name, " ".join(f"{x},{y}" for x, y in places), dots))
+        lines.append(Line(name, " ".join(f"{x},{y}" for x, y in places), dots, f"{each[-1][1]:,.4g}" if each else ""))
     return LineChart(
         title,
         tuple(lines),

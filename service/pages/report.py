@@ -14,6 +14,7 @@ from jobs.dataset_report import DatasetReport
 from jobs.errors import Damaged
 from jobs.evaluation_metrics import metric_words
 from jobs.events import AttemptStarted, EvaluationFinished, Event
+from jobs.labels import CONFUSION, ConfusionMatrix
 from jobs.plan import Plan
 from jobs.preview import FILE as PREVIEW
 from jobs.preview import DataPreview
@@ -26,7 +27,7 @@ from service.pages.line_chart import LineChart, Points, line_chart
 from service.pages.render import Renderer
 from service.reading.metric_series import Figures, SeriesCache
 
-PICTURES = ("dataset.png", "confusion.png")
+PICTURES = ("dataset.png",)
 """Of the run directory, as far as it has them."""
 CHART_POINTS = 400
 MOST_EVENTS = 5000
@@ -50,7 +51,7 @@ def report_of(actions: Actions, kept: SeriesCache, render: Renderer, job: str) -
         run.metrics_file, after_step=-1, points=CHART_POINTS, fields=["loss", "learning_rate", "rows_per_s"]
     )
     shown = story.at(story.model_step) or story.at(None)
-    plan = _if_whole(actions, job, "plan.json", Plan)
+    plan = if_whole(actions, job, "plan.json", Plan)
     pictures = {}
     for name in PICTURES:
         with suppress(NoFile):
@@ -61,8 +62,8 @@ def report_of(actions: Actions, kept: SeriesCache, render: Renderer, job: str) -
         job=one,
         style=Markup(style),
         spec_json=_clipped(one.spec.model_dump_json(indent=2, exclude_defaults=True), 5) if one.spec else None,
-        preview=_if_whole(actions, job, PREVIEW, DataPreview),
-        report=_if_whole(actions, job, "dataset.json", DatasetReport),
+        preview=if_whole(actions, job, PREVIEW, DataPreview),
+        report=if_whole(actions, job, "dataset.json", DatasetReport),
         full_plan=plan,
         measured=story.peak_bytes,
         charts=list(_charts(story, rows)),
@@ -71,6 +72,7 @@ def report_of(actions: Actions, kept: SeriesCache, render: Renderer, job: str) -
         samples=[_short(each) for each in story.samples(shown)] if shown else [],
         events=[event_answer(event) for event in reversed(events[-EVENTS_SHOWN:])],
         attempts=_attempts(events),
+        confusion=if_whole(actions, job, CONFUSION, ConfusionMatrix),
         pictures=pictures,
         picture_url=pictures.get,
     )
@@ -79,7 +81,7 @@ def report_of(actions: Actions, kept: SeriesCache, render: Renderer, job: str) -
     return text, policy
 
 
-def _if_whole(actions: Actions, job: str, name: str, kind: type[Model]) -> Model | None:
+def if_whole(actions: Actions, job: str, name: str, kind: type[Model]) -> Model | None:
     """A document of the run; None: there is none, or it cannot be read, which the page of the job says."""
     with suppress(Damaged):
         return actions.document(job, name, kind)
@@ -101,7 +103,7 @@ def _charts(story: JobStory, rows: Sequence[Figures]) -> Iterator[LineChart]:
         wanted.append(
             (words, {words: [(each.step, each.metrics[name]) for each in evaluations if name in each.metrics]})
         )
-    wanted += [(name.replace("_", " "), {name: column(name)}) for name in ("learning_rate", "rows_per_s")]
+    wanted += [("learning rate", {"": column("learning_rate")}), ("rows/s", {"": column("rows_per_s")})]
     for title, series in wanted:
         if (chart := line_chart(title, {name: points for name, points in series.items() if points})) is not None:
             yield chart

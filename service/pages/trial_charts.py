@@ -8,6 +8,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from jobs.sweeps.space import Parameter, Value
 from jobs.sweeps.spec import SweepSpec
@@ -17,7 +18,9 @@ from service.pages.line_chart import span, ticks
 MOST_DRAWN = 2000
 """Newest trials that are drawn, beside the best."""
 EMPHASIZED = 5
-"""The best trials, which are drawn one by one."""
+"""The best trials, which are drawn one by one; fewer where the next are alike and there is no room for all of them."""
+MOST_EQUAL = 20
+"""Trials drawn one by one that are as good as the best."""
 FENCE = 3.0
 """Values that are worse than three quarters of all by more than so many interquartile ranges are drawn at the edge."""
 FEWEST_FENCED = 8
@@ -47,6 +50,17 @@ class Axis:
 
 
 @dataclass(frozen=True)
+class Point:
+    """Where one of the best trials is, or several of them."""
+
+    x: float
+    y: float
+    trials: tuple[Trial, ...]
+    is_best: bool
+    """Whether they have the best value of all."""
+
+
+@dataclass(frozen=True)
 class Scatter:
     """Values of trials against one parameter: a drawing of `WIDTH` × `HEIGHT`."""
 
@@ -54,7 +68,7 @@ class Scatter:
     x_ticks: tuple[tuple[float, str], ...]
     marks: Mapping[str, str]
     """By status, the path of all marks; those that failed are in a strip of their own."""
-    best: tuple[tuple[float, float, Trial], ...]
+    best: tuple[Point, ...]
     """The best last."""
 
 
@@ -68,8 +82,8 @@ class Parallel:
     """Parameters that some of the trials have not."""
     lines: Mapping[str, str]
     """By status, the path of all lines."""
-    best: tuple[tuple[str, Trial], ...]
-    """The best last."""
+    best: tuple[tuple[str, Trial, bool], ...]
+    """The best last; whether it has the best value of all."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +96,19 @@ class TrialCharts:
     parallel: Parallel
     beyond: int
     """Trials whose values are so bad that they are drawn at the edge."""
+    drawn: frozenset[str]
+    """Statuses of the trials, and `best` and `next` where there are some."""
+    equal: tuple[int, ...]
+    """Numbers of all trials that have the best value."""
     left_out: int
     """The oldest trials, where they are too many; the best are drawn all the same."""
 
 
 def trial_charts(spec: SweepSpec, trials: Sequence[Trial]) -> TrialCharts | None:
     """Of all trials of a sweep. None: none has a value, and none has failed."""
-    best = best_first(spec, [trial for trial in trials if trial.status == "succeeded"])[:EMPHASIZED][::-1]
+    ranked = best_first(spec, [trial for trial in trials if trial.status == "succeeded"])
+    best = _emphasized(ranked)[::-1]
+    equal = tuple(sorted(trial.number for trial in ranked if trial.value == ranked[0].value))
     shown = [trial for trial in trials[-MOST_DRAWN:] if trial.status in DRAWN]
     known = [value for trial in [*best, *shown] if (value := _value(trial)) is not None]
     if not shown and not best:
@@ -102,9 +122,28 @@ def trial_charts(spec: SweepSpec, trials: Sequence[Trial]) -> TrialCharts | None
         value_ticks=tuple((_down(place, TOP, FLOOR), text) for place, text in metric.ticks),
         scatters=tuple(_scatter(axis, metric, shown, best) for axis in parameters),
         parallel=_parallel([*parameters, metric], shown, best),
+        drawn=frozenset(trial.status for trial in shown)
+        | {"best" if _equal(trial, best) else "next" for trial in best},
+        equal=equal,
         beyond=sum(not low <= value <= high for value in known),
         left_out=max(0, len(trials) - MOST_DRAWN),
     )
+
+
+def _emphasized(ranked: Sequence[Trial]) -> list[Trial]:
+    """Those as good as the first, and those after them as far as there is room; of equal ones all or none."""
+    found: list[Trial] = []
+    for _, group in groupby(ranked, key=lambda trial: trial.value):
+        alike = list(group)
+        if found and len(found) + len(alike) > EMPHASIZED:
+            break
+        found += alike[:MOST_EQUAL]
+    return found
+
+
+def _equal(trial: Trial, best: Sequence[Trial]) -> bool:
+    """Whether it is as good as the best, which is the last."""
+    return trial.value == best[-1].value
 
 
 def best_first(spec: SweepSpec, trials: Sequence[Trial]) -> list[Trial]:
@@ -198,6 +237,10 @@ def _scatter(x: Axis, metric: Axis, trials: Sequence[Trial], best: Sequence[Tria
         return None if across is None else (_across(across), STRIP if up is None else _down(up, TOP, FLOOR))
 
     marks = defaultdict[str, list[str]](list)
+    places = defaultdict[tuple[float, float], list[Trial]](list)
+    for trial in best:
+        if (where := at(trial)) is not None:
+            places[where].append(trial)
     for trial in trials:
         if (where := at(trial)) is not None:
             marks[trial.status].append(_mark(trial.status, *where))
@@ -205,7 +248,7 @@ def _scatter(x: Axis, metric: Axis, trials: Sequence[Trial], best: Sequence[Tria
         x,
         tuple((_across(place), text) for place, text in x.ticks),
         {status: "".join(each) for status, each in marks.items()},
-        tuple((*where, trial) for trial in best if (where := at(trial)) is not None),
+        tuple(Point(*where, tuple(here), any(_equal(each, best) for each in here)) for where, here in places.items()),
     )
 
 
@@ -235,5 +278,5 @@ def _parallel(axes: Sequence[Axis], trials: Sequence[Trial], best: Sequence[Tria
         tuple(zip(places, axes, strict=True)),
         frozenset(axis.name for axis in parameters if any(axis.name not in each.settings for each in [*trials, *best])),
         {status: "".join(each) for status, each in lines.items()},
-        tuple((line(trial), trial) for trial in best),
+        tuple((line(trial), trial, _equal(trial, best)) for trial in best),
     )

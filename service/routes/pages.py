@@ -19,6 +19,7 @@ from jobs.dataset_report import DatasetReport
 from jobs.errors import Damaged, LonghaulError, NotFound
 from jobs.events import EVENT_TYPES
 from jobs.heartbeat import device_of
+from jobs.labels import CONFUSION, ConfusionMatrix
 from jobs.plan import Plan
 from jobs.preview import FILE as PREVIEW
 from jobs.preview import DataPreview
@@ -34,8 +35,9 @@ from service.jobs.checkpoints import checkpoints_of
 from service.jobs.exports import Exports
 from service.jobs.no_model import why_no_model
 from service.pages.job_story import JobStory, side_by_side, story_of
+from service.pages.listings import KINDS, EventKind, folders_of, newest_of
 from service.pages.render import Renderer, is_encrypted
-from service.pages.report import PICTURES
+from service.pages.report import PICTURES, if_whole
 from service.reading.metric_series import SeriesCache
 from service.routes.comparisons import comparison_of
 
@@ -133,7 +135,12 @@ def routes(
 
     @router.get("/jobs/{job}")
     def job_page(
-        request: Request, job: str, tab: Tab = "overview", step: int | None = None, before: int | None = None
+        request: Request,
+        job: str,
+        tab: Tab = "overview",
+        step: int | None = None,
+        before: int | None = None,
+        kind: EventKind = "",
     ) -> Response:
         """One job, by subject."""
         stored = actions.find(job)
@@ -144,11 +151,12 @@ def routes(
             evaluation = told.at(step)
             values |= {"story": told, "evaluation": evaluation}
             values |= {"samples": told.samples(evaluation) if evaluation else [], "step": step}
-        if tab in ("overview", "data"):
+        if tab == "data":
             values["pictures"] = [name for name in PICTURES if (actions.run(job).path / name).is_file()]
             values["picture_url"] = lambda name: f"/jobs/{job}/files/{name}"
         if tab == "overview":
             values["pace"] = kept.pace(actions.run(job).metrics_file)
+            values["confusion"] = if_whole(actions, job, CONFUSION, ConfusionMatrix)
         if tab in ("overview", "plan"):
             try:
                 plan = actions.document(job, "plan.json", Plan)
@@ -159,7 +167,8 @@ def routes(
             values |= {"full_plan": plan, "on_gpu": not (plan and plan.memory and plan.memory.device == "cpu")}
             values["measured"] = story(job, one.event_number).peak_bytes
         if tab in ("overview", "events"):
-            values |= _events(actions, one, before=before, limit=8 if tab == "overview" else 100)
+            values |= _events(actions, one, before=before, limit=8 if tab == "overview" else 100, kind=kind)
+            values |= {"kind": kind, "kinds": KINDS}
         if tab == "data":
             values["preview"] = actions.document(job, PREVIEW, DataPreview)
             values["report"] = actions.document(job, "dataset.json", DatasetReport)
@@ -176,7 +185,7 @@ def routes(
             run = actions.run(job)
             values["checkpoints"] = checkpoints_of(run, kept, runs_name=actions.runs.name)
             values["exports"] = exports.table(one.id) if one.status == "succeeded" else []
-            values["files"] = [(file.path, file.status.st_size, file.status.st_mtime) for file in files_of(run.path)]
+            values["folders"] = folders_of(files_of(run.path))
         if tab == "reproduce":
             scheme = "https" if is_encrypted(request) else "http"
             values["base_url"] = public_url or f"{scheme}://{request.url.netloc}"
@@ -294,9 +303,12 @@ def _in_order(jobs: Sequence[answers.Job]) -> list[answers.Job]:
     return sorted(jobs, key=place)
 
 
-def _events(actions: Actions, job: answers.Job, *, before: int | None, limit: int) -> dict[str, object]:
-    """The newest events before a number, newest first."""
+def _events(
+    actions: Actions, job: answers.Job, *, before: int | None, limit: int, kind: EventKind
+) -> dict[str, object]:
+    """The newest events of a kind before a number, newest first."""
     last = min(before - 1 if before else job.event_number, job.event_number)
-    first = max(0, last - limit)
+    first = max(0, last - (MOST_EVENTS if kind else limit))
     found = actions.events(job.id, after=first, limit=last - first) if last > first else []
-    return {"events": [event_answer(event) for event in reversed(found)], "earlier": first + 1 if first else None}
+    shown, more = newest_of(kind, found, limit)
+    return {"events": [event_answer(event) for event in shown], "earlier": more or (first + 1 if first else None)}

@@ -18,7 +18,7 @@ BLOCK = 2**20
 _STAYS = re.compile(r"(lock|events\.lock|sinks|wandb|exports|attempts/\d+\.task\.json)(/|$)|(.*/)?(\.|tmp-|rejected-)")
 """Names that are not copied: locks, what only the box works with, and what is not whole."""
 _BY_NODE = re.compile(
-    r"attempts/\d+(-rank-\d+)?\.(jsonl|node\.json)|metrics\.jsonl|trainer\.log|from_scratch\.json|confusion\.png"
+    r"attempts/\d+(-rank-\d+)?\.(jsonl|node\.json)|metrics\.jsonl|trainer\.log|from_scratch\.json|confusion\.json"
     r"|evaluations/[^/]+|oom_reports/.+|checkpoints/step-\d+/[^/]+|model/.+"
 )
 _STAY_EMPTY = ("checkpoints", "evaluations")

@@ -16,6 +16,7 @@ import torch
 from jobs.errors import NonFinite, OutOfMemory
 from jobs.evaluation_metrics import EvaluationMetric
 from jobs.events import Sample
+from jobs.labels import ConfusionMatrix
 from jobs.spec import BUILTIN_MODELS
 from jobs.verdict import Base, BaseDifference, ConfidenceInterval
 from worker.training import row_figures
@@ -68,8 +69,7 @@ class Evaluation:
     """By that metric, of a classifier."""
     generated_texts: int
     empty_texts: int
-    picture: Callable[[], bytes] | None = None
-    """Draws a PNG."""
+    confusion: ConfusionMatrix | None = None
 
 
 def evaluate(context: TrainingContext) -> Evaluation:
@@ -134,7 +134,7 @@ def evaluate(context: TrainingContext) -> Evaluation:
         against_commonest=difference(*commonest[0]) if commonest else None,
         generated_texts=len(written_texts),
         empty_texts=sum(not text.strip() for text in written_texts),
-        picture=measured.picture,
+        confusion=measured.confusion,
         seconds=time.perf_counter() - start,
     )
 

@@ -15,6 +15,7 @@ from jobs.disk.rundir import RunDir
 from jobs.errors import RankLost, RankSilent, StageError
 from jobs.evaluation_metrics import EvaluationMetric, cost_of, is_better
 from jobs.events import EvaluationFinished, UpdateSkipped
+from jobs.labels import CONFUSION
 from jobs.plan import Plan
 from jobs.reasons import Reason
 from worker.training import start
@@ -41,8 +42,6 @@ from worker.training.stop import StopAsked, StopSignal
 from worker.training.window import ProgressLog, is_fragmented
 
 INTERRUPTED = 75
-CONFUSION = "confusion.png"
-"""In the run directory: which class is taken for which other, in the newest evaluation."""
 log = logging.getLogger("longhaul.trainer")
 
 
@@ -174,8 +173,8 @@ def evaluate_and_record(context: TrainingContext) -> None:
         )
     )
     state.verdict = fact.verdict
-    if seen.picture is not None and (state.step or context.spec.kind == "evaluate"):  # not of random labels
-        write_atomically(context.run.path / CONFUSION, seen.picture())
+    if seen.confusion is not None and (state.step or context.spec.kind == "evaluate"):  # not of random labels
+        write_atomically(context.run.path / CONFUSION, seen.confusion.model_dump_json().encode())
     log.info("step %d: %s", state.step, fact.figures_text)
     context.journal.phase("step", step=state.step)
 

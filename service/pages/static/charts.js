@@ -5,7 +5,7 @@ let place = null; // there once the first figures are
 const POINTS = 1500, EVERY_MS = 2000, MOST_ADDED = 600, HEIGHT = 220;
 const GIB = 2 ** 30;
 const PANELS = [
-  { title: "loss", fields: ["loss", "loss_min", "loss_max"], evaluations: true, smooth: true },
+  { title: "loss", unit: "nats", fields: ["loss", "loss_min", "loss_max"], evaluations: true, smooth: true },
   { title: "rows/s", fields: ["rows_per_s"], smooth: true },
   { title: "learning rate", fields: ["learning_rate"] },
   { title: "gradient norm", fields: ["grad_norm"], smooth: true },
@@ -135,15 +135,16 @@ const marked = {
 
 function options(panel, width) {
   const text = color("--dim"), grid = { stroke: color("--line"), width: 1 };
-  const line = (name, extra) => ({ label: name, value: (_, v) => (v === null || v === undefined ? "–" : figure(v)), ...extra });
-  const series = [{ label: axis === "at" ? "time" : axis }];
+  const line = (name, extra) => ({ label: name, value: newest, ...extra });
+  const name = axis === "at" ? "time" : axis;
+  const series = [{ label: name, ...(axis === "at" ? {} : { value: newest }) }]; // of a time uPlot has words
   if (panel.title === "loss") {
     series.push(line("training", { stroke: color("--accent"), width: 1.5 }));
     const bound = { width: 0, stroke: "transparent", points: { show: false }, class: "bound" };
     series.push(line("lowest", bound), line("highest", bound));
     series.push(line("validation", { stroke: color("--good"), width: 1.5, spanGaps: true, points: { show: true, size: 6 } }));
   } else if (panel.metrics) {
-    panel.metrics.forEach((name, at) => series.push(line(name, { stroke: color(METRIC_LINES[at % 4]), width: 1.5, spanGaps: true, points: { show: true, size: 5 } })));
+    panel.metrics.forEach((name, at) => series.push(line(name, { ...lineStyle(at), spanGaps: true, points: { show: true, size: 5 } })));
   } else {
     panel.fields.forEach((field, at) =>
       series.push(line(panel.names?.[at] ?? panel.title, { stroke: color(at ? "--dim" : "--accent"), width: 1.5, dash: at ? [6, 4] : undefined })));
@@ -156,7 +157,7 @@ function options(panel, width) {
     bands: panel.title === "loss" ? [{ series: [3, 2], fill: color("--band") }] : undefined,
     scales: { x: { time: axis === "at" }, y: { distr: isLogarithmic(panel) ? 3 : 1 } },
     axes: [
-      { stroke: text, grid, ticks: grid },
+      { stroke: text, grid, ticks: grid, size: 28, label: name, labelSize: 16, labelGap: 0, labelFont: LABEL },
       { stroke: text, grid, ticks: grid, size: wide, values: (_, ticks) => ticks.map((tick) => (tick === null ? null : figure(tick))) },
     ],
     cursor: { sync: { key: "job" }, drag: { x: true, y: false } },
@@ -168,9 +169,19 @@ function options(panel, width) {
 
 // Room for the longest figure of an axis.
 const wide = (_, shown) => 22 + 7.5 * Math.max(4, ...(shown ?? []).map((each) => each?.length ?? 0));
-const METRIC_LINES = ["--accent", "--good", "--dim", "--bad"];
+export const LABEL = "12px system-ui, sans-serif";
+const LINES = 10;
 
-export const figure = (value) => (Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-3) ? value.toExponential(1) : String(Number(value.toPrecision(4))));
+// Of the line with this number of a chart: a colour of its own; after the tenth they are dashed.
+export const lineStyle = (at) => ({ stroke: color(`--line-${at % LINES}`), width: 1.5, dash: at < LINES ? undefined : [6, 4] });
+
+// In a legend: the value below the cursor, or the last one.
+export function newest(plot, value, series, at) {
+  const shown = at === null || at === undefined ? plot.data[series].findLast((each) => each !== null && each !== undefined) : value;
+  return shown === null || shown === undefined ? "–" : figure(shown);
+}
+
+export const figure = (value) => (Math.abs(value) >= 1e6 || (value && Math.abs(value) < 1e-4) ? value.toExponential(1) : String(Number(value.toPrecision(4))));
 
 function zoom(plot) {
   range = [plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x")];
@@ -188,7 +199,7 @@ function draw() {
   place.replaceChildren();
   plots = [];
   const names = (of) => [...new Set(evaluations().flatMap((mark) => Object.keys(mark[of])))];
-  const measured = [{ title: "evaluations", of: "shares" }, { title: "evaluations", unit: "0 to 100", of: "scores" }];
+  const measured = [{ title: "metrics", unit: "0 to 1", of: "shares" }, { title: "metrics", unit: "0 to 100", of: "scores" }];
   const [loss, ...others] = PANELS;
   for (const panel of [loss, ...measured.map((panel) => ({ ...panel, metrics: names(panel.of) })), ...others].filter(known)) {
     const box = document.createElement("div");

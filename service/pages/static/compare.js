@@ -1,5 +1,5 @@
 // The losses of several jobs in one picture, by step, tokens or hours.
-import { color, figure } from "./charts.js";
+import { LABEL, color, figure, lineStyle, newest } from "./charts.js";
 import { address } from "./live.js";
 
 const place = document.getElementById("overlay"), axis = document.getElementById("axis");
@@ -38,21 +38,20 @@ function draw() {
   const data = uPlot.join(jobs.map((rows) => [rows.map((row) => row[axis.value]), rows.map((row) => row.loss)]));
   const lines = jobs.map((_, at) => ({
     label: `${"ABCDEFGHIJ"[at]} ${names[at]}`,
-    stroke: color(`--line-${at}`),
-    width: 1.5,
-    dash: at > 4 ? [6, 4] : undefined,
+    ...lineStyle(at),
     spanGaps: true,
     points: { show: false },
-    value: (_, value) => (value == null ? "–" : figure(value)),
+    value: newest,
   }));
   plot = new uPlot(
     {
       width: box.clientWidth || 600,
       height: HEIGHT,
-      series: [{ label: axis.value, value: (_, value) => (value == null ? "–" : figure(value)) }, ...lines],
+      title: "training loss, nats",
+      series: [{ label: axis.value, value: newest }, ...lines],
       scales: { x: { time: false } },
       axes: [
-        { stroke: text, grid, ticks: grid },
+        { stroke: text, grid, ticks: grid, size: 28, label: axis.value, labelSize: 16, labelGap: 0, labelFont: LABEL },
         { stroke: text, grid, ticks: grid, size: 62, values: (_, ticks) => ticks.map(figure) },
       ],
     },

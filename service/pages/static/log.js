@@ -2,6 +2,7 @@
 import { address } from "./live.js";
 
 const log = document.getElementById("log"), find = document.getElementById("find"), follow = document.getElementById("follow");
+const warnings = document.getElementById("warnings"), LINE = /^\d{4}-\d\d-\d\d [\d:,]+ ([A-Z]+) /;
 const MOST = 2_000_000;
 let offset = null, text = "";
 
@@ -17,13 +18,20 @@ async function more() {
   show();
 }
 
+// Lines at least as severe as asked for, with what follows each of them, such as a traceback.
+function severe(lines) {
+  let is = false;
+  return lines.filter((line) => (is = LINE.test(line) ? !["INFO", "DEBUG"].includes(LINE.exec(line)[1]) : is));
+}
+
 function show() {
-  const wanted = find.value.toLowerCase();
-  const found = wanted ? text.split("\n").filter((line) => line.toLowerCase().includes(wanted)).join("\n") : text;
-  log.textContent = found || (text && `No line has “${find.value}”.`);
+  const wanted = find.value.toLowerCase(), all = text.split("\n");
+  const found = (warnings.checked ? severe(all) : all).filter((line) => line.toLowerCase().includes(wanted)).join("\n");
+  log.textContent = found || (text && (wanted ? `No ${warnings.checked ? "such " : ""}line has “${find.value}”.` : "No warnings and no errors."));
   if (follow.checked) log.scrollTop = log.scrollHeight;
 }
 
 find.addEventListener("input", show);
+warnings.addEventListener("change", show);
 more();
 setInterval(more, 1500);

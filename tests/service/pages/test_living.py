@@ -312,10 +312,13 @@ def test_samples_are_leafed_through_and_an_empty_answer_is_one(service: Service,
     expect(page.locator(".steps b")).to_have_text("step 10")
 
 
+LOG = "2026-11-28 05:11:31,252 INFO one\n2026-11-28 05:11:32,115 ERROR two\nTraceback\n"
+
+
 def test_the_log_is_read_searched_and_downloaded(service: Service, watched: WatchedPage) -> None:
     job, page = queued(service, "chef"), watched.page
     service.append(job, STARTED)
-    service.run(job).trainer_log.write_text("one\ntwo\n")
+    service.run(job).trainer_log.write_text(LOG)
     page.goto(f"{service.url}/jobs/{job}?tab=log")
     expect(page.locator("#log")).to_contain_text("two")
     page.locator("#find").fill("three")
@@ -324,10 +327,13 @@ def test_the_log_is_read_searched_and_downloaded(service: Service, watched: Watc
     with service.run(job).trainer_log.open("a") as log:
         log.write("three\n")
     expect(page.locator("#log")).to_have_text("three")
+    page.locator("#find").fill("")
+    page.get_by_label("warnings and errors only").check()
+    expect(page.locator("#log")).to_have_text("2026-11-28 05:11:32,115 ERROR two\nTraceback\nthree")
     with page.expect_download() as download:
         page.get_by_role("link", name="Download the last 10,000 lines").click()
     assert download.value.suggested_filename == "chef.log"
-    assert download.value.path().read_text() == "one\ntwo\nthree\n"
+    assert download.value.path().read_text() == LOG + "three\n"
 
 
 def test_what_the_page_says_makes_the_job_again_does(

@@ -51,6 +51,8 @@ def test_every_page_is_sound_and_usable_in_both_themes(
         assert answer is not None and answer.status == 200, path
         if page.locator("#charts").count():
             page.locator("#charts[data-drawn]").wait_for()
+            assert "--" not in page.locator("#charts").inner_text(), "legends show the last values"
+        assert page.locator("main > .figures > div").count() <= 6, "all others are behind More figures"
         violations = watched.violations()
         page.emulate_media(color_scheme="dark")  # what does not depend on colours is the same in both themes
         if violations := violations + watched.violations("color-contrast") + watched.on_a_phone():

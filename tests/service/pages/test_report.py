@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from playwright.sync_api import Browser, expect
 
 from jobs.events import AnyFact, AttemptEnded, EvaluationFinished, JobCancelled, JobSucceeded, Sample
+from jobs.labels import CONFUSION, ConfusionMatrix
 from jobs.verdict import Verdict
 from longhaul.main import main
 from service.pages.line_chart import FLAT, HEIGHT, MOST_TICKS, WIDTH, line_chart, ticks
@@ -64,8 +65,9 @@ def test_what_comes_from_data_is_text_and_the_file_is_small(service: Service, br
     run.metrics_file.write_text("".join(f"{row}\n" for row in rows))
     report = dataset_report()
     (run.path / "dataset.json").write_text(report.model_dump_json())
-    for name in ("dataset.png", "confusion.png"):
-        (run.path / name).write_bytes(b"\x89PNG" + 60_000 * b"x")
+    (run.path / "dataset.png").write_bytes(b"\x89PNG" + 60_000 * b"x")
+    matrix = ConfusionMatrix(labels=(HOSTILE, "other"), rows=((9, 1), (0, 0)))
+    (run.path / CONFUSION).write_text(matrix.model_dump_json())
     content = service.get(f"/jobs/{job}/report").content
     assert len(content) < 1_000_000
     with WatchedPage(browser) as watched:
@@ -73,6 +75,9 @@ def test_what_comes_from_data_is_text_and_the_file_is_small(service: Service, br
         watched.page.goto(f"{service.url}/jobs/{job}/report")
         expect(watched.page.locator("main")).to_contain_text(HOSTILE)
         assert watched.page.locator("img:not(.picture), script").count() == 0
+        cells = watched.page.locator(".confusion tbody tr").first.locator("td")
+        expect(cells).to_have_text(["9", "1"])
+        assert watched.page.locator(".confusion th[scope='row']").first.get_attribute("title") == HOSTILE
     assert watched.faults == []
 
 
@@ -109,7 +114,7 @@ def test_a_better_step_whose_checkpoint_is_missing_is_told(service: Service, pat
     service.append(job, STARTED, *TRAINED, AttemptEnded(reason="done", step=10), kept)
     page = service.get(f"/jobs/{job}{path}", headers={"Accept": "text/html"}).text
     told = "the best by validation loss of what was saved, 3.0000; step 5 was better, and its checkpoint is missing"
-    assert f"<dt>model</dt><dd>{told}</dd>" in page
+    assert f'<p class="warn">The model is {told}.</p>' in page
 
 
 def test_every_surface_warns_of_a_model_that_is_not_better(

@@ -27,6 +27,16 @@ def test_all_scripts_together_are_small() -> None:
     assert sum(scripts.values()) <= MOST_BYTES, scripts
 
 
+def test_lines_of_a_chart_have_colours_of_their_own() -> None:
+    style = (ROOT / "app.css").read_text()
+    named = dict(re.findall(r"--([\w-]+): (light-dark\([^)]*\)|var\(--\w+\))", style))
+    lines = [named[f"line-{number}"] for number in range(10)]
+    shown = [named[each[6:-1]] if each.startswith("var(") else each for each in lines]
+    for theme in (0, 1):
+        colours = [each.removeprefix("light-dark(").removesuffix(")").split(", ")[theme] for each in shown]
+        assert len({*colours}) == 10, colours
+
+
 def test_a_browser_keeps_them_and_an_older_release_has_none(service: Service) -> None:
     static = StaticFiles()
     answer = service.get(static.url("live.js"), headers={"Accept-Encoding": "gzip"})

@@ -22,7 +22,16 @@ from jobs.sweeps.space import Value
 from jobs.sweeps.spec import SweepSpec
 from service import answers
 from service.answers.sweeps import TrialStatus
-from service.pages.trial_charts import HEIGHT, LINES_HEIGHT, LINES_UNUSED, LINES_WIDTH, WIDTH, short_names, trial_charts
+from service.pages.trial_charts import (
+    HEIGHT,
+    LINES_HEIGHT,
+    LINES_UNUSED,
+    LINES_WIDTH,
+    MOST_EQUAL,
+    WIDTH,
+    short_names,
+    trial_charts,
+)
 from tests.service.pages.showcase import furnish_sweep
 from tests.service.pages.watched import WatchedPage
 from tests.service.running import TINY, Service
@@ -297,11 +306,26 @@ def test_the_best_are_told_from_the_others_and_one_that_diverged_flattens_nothin
     trials = [trial(number, 1.0 + 0.01 * number) for number in range(20)] + [trial(20, 1e6), trial(21, 0.95, "pruned")]
     charts = trial_charts(sweep_of(), trials)
     assert charts is not None and charts.beyond == 1
-    assert [each.number for *_, each in charts.scatters[0].best] == [4, 3, 2, 1, 0]
+    assert charts.equal == (0,) and {"best", "next", "succeeded", "pruned"} == charts.drawn
+    assert [each.number for each in charts.scatters[0].best[0].trials] == [4] and charts.scatters[0].best[-1].is_best
+    assert [(each.number, is_best) for _, each, is_best in charts.parallel.best] == [
+        (4, False), (3, False), (2, False), (1, False), (0, True),
+    ]  # fmt: skip
     heights = [y for _, y in numbers_of(charts.scatters[0].marks["succeeded"])]
     assert heights[0] - heights[19] > 40, "twenty values that differ are seen to differ"
     best = trial_charts(sweep_of("accuracy"), trials[:20])
     assert best is not None and best.parallel.best[-1][1].number == 19
+
+
+def test_trials_that_are_equal_are_drawn_alike() -> None:
+    values = [0.9, 0.9, 0.8, 0.7, 0.7, 0.7]
+    charts = trial_charts(sweep_of("accuracy"), [trial(number, value) for number, value in enumerate(values)])
+    assert charts is not None and charts.equal == (0, 1)
+    shown = [([each.number for each in point.trials], point.is_best) for point in charts.scatters[0].best]
+    assert shown == [([2], False), ([1, 0], True)], "not two of three that are equal"
+    assert charts.drawn == {"best", "next", "succeeded"}
+    many = trial_charts(sweep_of("accuracy"), [trial(number, 1.0) for number in range(1000)])
+    assert many is not None and len(many.equal) == 1000 and len(many.parallel.best) == MOST_EQUAL
 
 
 def test_a_sweep_without_any_result_has_no_drawing() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs.evaluation_metrics import EvaluationMetric
 from jobs.events import Sample
-from jobs.labels import LabelPlan
+from jobs.labels import ConfusionMatrix, LabelPlan
 from jobs.plan import DataPlan
 from jobs.spec import DataSpec
 from worker.training.dataset.data import Int64, Rows
@@ -84,8 +84,8 @@ class Measured:
     """Of every metric that the task has, but for those of generated texts."""
     commonest: Mapping[EvaluationMetric, Statistics] = field(default_factory=dict)
     """Of a classifier that always answers the commonest class of these rows; no loss."""
-    picture: Callable[[], bytes] | None = None
-    """Draws a PNG, which takes most of a second."""
+    confusion: ConfusionMatrix | None = None
+    """Of a classifier with one label a row."""
 
 
 class Flops(Protocol):

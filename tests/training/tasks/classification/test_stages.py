@@ -18,6 +18,7 @@ from transformers import AutoModelForSequenceClassification
 from jobs.disk.rundir import RunDir
 from jobs.errors import BadData, NotPrepared, Rejected
 from jobs.events import EvaluationFinished
+from jobs.labels import CONFUSION, ConfusionMatrix
 from jobs.preview import DataPreview
 from jobs.spec import parse_spec
 from tests.training.attempts import attempt, facts, finished, same_tensors, trained
@@ -29,7 +30,7 @@ from worker.training.dataset import inspection
 from worker.training.dataset.data import PreparedDataset
 from worker.training.models import model_store
 from worker.training.scores import intervals
-from worker.training.tasks.classification import confusion, layout
+from worker.training.tasks.classification import layout
 
 WORDS = {"refund": "my money back for the kettle", "delivery": "where is my parcel", "other": "i have a question"}
 SHORT: dict[str, Any] = {
@@ -228,12 +229,9 @@ def test_a_resumed_run_equals_an_undisturbed_one_bit_for_bit(place: Workplace) -
     assert facts(whole, EvaluationFinished)[-1].metrics == facts(broken, EvaluationFinished, 2)[-1].metrics
 
 
-def test_killed_at_every_evaluation_a_classifier_is_chosen_by_the_same_figures(
-    place: Workplace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_at_every_evaluation_a_classifier_is_chosen_by_the_same_figures(place: Workplace) -> None:
     """By SIGKILL before, in and after each evaluation and save; accuracy ends the run, macro F1 chooses the step."""
     write_pretrained(place.data / "model", "bert")
-    monkeypatch.setattr(confusion, "draw", lambda *_: b"a picture")
     parts = {
         "training": SHORT["training"] | {"epochs": 4, "early_stopping": {"metric": "accuracy", "patience": 2}},
         "evaluation": {"every_steps": 2, "samples": 0},
@@ -397,7 +395,8 @@ def test_the_example_learns_its_six_classes(tmp_path: Path) -> None:
     assert len(run.plan().data.labels) == 6
     assert attempt(run) == 0
     assert facts(run, EvaluationFinished)[-1].metrics["accuracy"] > 0.8
-    assert (run.path / "confusion.png").read_bytes().startswith(b"\x89PNG")
+    matrix = ConfusionMatrix.model_validate_json((run.path / CONFUSION).read_bytes())
+    assert len(matrix.labels) == 6 and sum(map(sum, matrix.rows)) == facts(run, EvaluationFinished)[-1].rows
 
 
 @pytest.mark.skipif(not (SHARED_DATA / "cls_banking77_test.jsonl.gz").exists(), reason="needs shared/data")

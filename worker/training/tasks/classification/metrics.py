@@ -48,14 +48,13 @@ def measured(
 ) -> Measured:
     """What `probable` has said of the `chosen` rows, against what they have; and the loss of each."""
     truth = truth_of(rows, chosen, len(labels), several=several)
-    picture = None if several else lambda: confusion.draw(*confusion.of_the_commonest(truth, answers, labels))
     counts = truth.sum(0) if several else np.bincount(truth, minlength=len(labels))
     commonest = np.arange(len(labels)) == counts.argmax() if several else counts.argmax()
     always = np.broadcast_to(commonest, truth.shape).astype(np.int64)
     return Measured(
         {_M.LOSS: Sums.ratio(_M.LOSS, losses, 1), **label_statistics(truth, answers, len(labels), several=several)},
         label_statistics(truth, always, len(labels), several=several),
-        picture,
+        None if several else confusion.of_the_commonest(truth, answers, labels),
     )
 
 
