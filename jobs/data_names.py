@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 DataFormat = Literal["jsonl", "csv", "parquet"]
+FileFormat = Literal[DataFormat, "workbook", "zip"]
+"""What a file's name may say: also a sheet of a workbook, or a zip archive, in which another file is."""
 
 
 _TEXT_FORMATS: dict[str, DataFormat] = {
@@ -14,16 +16,18 @@ _TEXT_FORMATS: dict[str, DataFormat] = {
 }  # fmt: skip
 
 
-_FORMATS: dict[str, DataFormat] = {
-    suffix + packed: format for packed in ("", ".gz", ".zst") for suffix, format in _TEXT_FORMATS.items()
-} | {".parquet": "parquet"}
+_FORMATS: dict[str, FileFormat] = {
+    **{suffix + packed: format for packed in ("", ".gz", ".zst") for suffix, format in _TEXT_FORMATS.items()},
+    ".parquet": "parquet", ".xlsx": "workbook", ".xlsm": "workbook", ".xls": "workbook", ".ods": "workbook",
+    ".zip": "zip",
+}  # fmt: skip
 
 
 DATA_SUFFIXES = tuple(_FORMATS)
 """What the name of a file of rows ends in, so that `data.format: auto` knows it."""
 
 
-def data_format(name: str) -> DataFormat | None:
+def data_format(name: str) -> FileFormat | None:
     """The format of a file of rows by its name, whatever the case; None where that says nothing."""
     return next((format for suffix, format in _FORMATS.items() if name.lower().endswith(suffix)), None)
 

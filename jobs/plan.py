@@ -66,6 +66,9 @@ class SourcePlan(Frozen):
     """Template, as resolved; null: there is a target alone."""
     target: str
     """Template, as resolved."""
+    reading: str | None = None
+    """What of the file is read, and how, where its name does not say: the sheet of a workbook, the file in an archive,
+    the encoding of the first rows; null: nothing of that."""
     read_as: str | None = None
     """What its rows were recognized as by their columns; null: the job names its templates."""
     companions: CompanionColumns = NO_COMPANIONS
@@ -405,6 +408,9 @@ class CheckSummary(Frozen):
     """Template, as resolved; null: there is a target alone."""
     target: str
     """Template, as resolved."""
+    reading: str | SkipJsonSchema[None] = left_out()
+    """What of the files is read, and how, where their names do not say: the sheet of a workbook, the file in an
+    archive, the encoding of the first rows; left out where there is nothing of that."""
     read_as: str | None = None
     """What the rows were recognized as by their columns, such as `OpenAI chat`, each of several sources; null: the job
     names its templates."""

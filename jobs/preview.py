@@ -61,6 +61,9 @@ class SourcePreview(Frozen):
     """As in the job."""
     weight: float
     """How often each of its rows occurs in an epoch."""
+    reading: str | None = None
+    """What of the file is read, and how, where its name does not say: the sheet of a workbook, the file in an archive,
+    the encoding of the first rows."""
     read_as: str | None
     """What the rows were recognized as by their columns, such as `OpenAI chat`; null: the job names its templates."""
     input: str | None

@@ -290,8 +290,8 @@ class DataSpec(Part):
     `auto`: 1 %, of fewer than 10,000 rows 100 of them, and 20 % at most; with `resume_from` as there."""
     format: Literal["auto", DataFormat] = "auto"
     """File format; `auto` goes by the ending of the file name: .jsonl, .ndjson, .json (one object per line, or an array
-    of objects), .csv, .tsv, each also with .gz or .zst, and .parquet. For other names say it; the value then is a file
-    in any case."""
+    of objects), .csv, .tsv, each also with .gz or .zst, .parquet, .xlsx, .xlsm, .xls and .ods (a sheet), or .zip with
+    one of these files. For other names say it; the value then is a file in any case."""
     input: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
     """Column name, or a template over columns such as `"{title}: {ingredients}"`, with paths (`{messages[0].content}`)
     and optional parts (`{input?}`). Null: recognized by column names."""

@@ -114,21 +114,18 @@ def object_in(file: str, kind: Literal["job", "sweep"]) -> JsonObject | None:
 
 
 def _packed(file: str) -> BadInput | None:
-    """What to do with a workbook or an archive; None: it is neither."""
+    """What to do with a workbook or an archive whose name does not say so; None: it is neither."""
     if not os.path.isfile(file) or not zipfile.is_zipfile(file):
         return None
     with zipfile.ZipFile(file) as packed:
         names = packed.namelist()
-    quoted = shlex.quote(file)
-    if "[Content_Types].xml" in names or "mimetype" in names:
-        return BadInput(
-            f"{file} is a workbook, and rows are CSV, JSON or Parquet",
-            hint="save its sheet as CSV (UTF-8) in the program that wrote it, or with LibreOffice: "
-            f"soffice --headless --convert-to csv {quoted}",
-        )
-    rows = [name for name in names if name.lower().endswith(DATA_SUFFIXES)]
-    then = f", then submit {shlex.quote(rows[0])}" if len(rows) == 1 else ""
-    return BadInput(f"{file} is an archive", hint=f"unpack it: python3 -m zipfile -e {quoted} .{then}")
+    workbook = "[Content_Types].xml" in names or "mimetype" in names
+    kind, ending = ("a workbook", ".ods" if "mimetype" in names else ".xlsx") if workbook else ("an archive", ".zip")
+    renamed = str(Path(file).with_suffix(ending))
+    return BadInput(
+        f"{file} is {kind}, and its name does not say so",
+        hint=f"rename it, and submit it again: mv {shlex.quote(file)} {shlex.quote(renamed)}",
+    )
 
 
 def _pandas_rows(value: object) -> str | None:
@@ -160,8 +157,9 @@ def _rows_hint(file: str) -> str | None:
     if file.lower().endswith(".json"):
         return None
     return (
-        "if it holds rows, they have to be JSON, CSV or Parquet, and its name has to say so: it ends in .jsonl, .json, "
-        ".csv, .tsv (each also with .gz or .zst) or .parquet"
+        "if it holds rows, they have to be JSON, CSV, Parquet or a sheet, and its name has to say so: it ends in "
+        ".jsonl, .json, .csv, .tsv (each also with .gz or .zst), .parquet, .xlsx, .xls, .ods, or in .zip with one of "
+        "these in it"
     )
 
 

@@ -26,6 +26,8 @@ def print_preview(preview: DataPreview, console: Console) -> None:
             often = "" if source.weight == 1 else f" (weight {source.weight:g})"
             grid.add_row(Text("source", style="dim"), "", Text(one_line(source.name) + often, style="bold"))
         grid.add_row(Text("rows", style="dim"), "", Text(one_line(templates(source))))
+        if source.reading:
+            grid.add_row(Text("from", style="dim"), "", Text(one_line(source.reading)))
         if source.rows_with_tools:
             unused = f"the column tools of {source.rows_with_tools:,} rows is not used: the chat template gets no tools"
             grid.add_row("", "", Text(unused, style="yellow"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from jobs.data_names import DataFormat
+from jobs.data_names import FileFormat
 from jobs.dataset_report import DatasetReport
 from service.answers.parts import Answer, Page
 
@@ -18,7 +18,7 @@ class Dataset(Answer):
     """As it was uploaded; other content needs another name."""
     uri: str
     """How a job names it in `data.train` or `data.validation`: `dataset:<name>`."""
-    format: DataFormat
+    format: FileFormat
     """What its ending says."""
     bytes: int
     """Its size."""

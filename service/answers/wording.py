@@ -94,6 +94,7 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
             return (
                 f"checked: specification, paths, model and first rows are in order; about {plan.rows_estimated:,} rows "
                 f"{f'(read as {plan.read_as}) ' if plan.read_as else ''}"
+                f"{f'(from {plan.reading}) ' if plan.reading else ''}"
                 + (f"and {plan.steps:,} steps" if plan.steps else "to evaluate the model on")
                 + f"{_limit(plan.limited_by)}{_text(plan.time)}{_text(plan.memory)}"
                 + (f"; it {plan.resume_from.text}" if plan.resume_from else "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 import subprocess
 import zipfile
@@ -66,11 +65,12 @@ def test_an_ending_counts_in_any_case(name: str) -> None:
 
 @pytest.mark.parametrize("content", [b"PK\x03\x04\xff", b"question,answer\na,b\n"])
 def test_a_file_that_is_no_job_may_hold_rows_under_another_name(tmp_path: Path, content: bytes) -> None:
-    for name, hinted in [("rows.zip", True), ("job.json", False)]:
+    for name, hinted in [("rows.bin", True), ("job.json", False)]:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(BadInput) as refused:
             read_job(str(tmp_path / name), [], rows=nobody)
         assert ("it ends in .jsonl, .json, .csv" in str(refused.value.hint)) is hinted
+        assert not hinted or all(suffix in str(refused.value.hint) for suffix in (".xlsx", ".ods", ".zip"))
 
 
 @pytest.mark.parametrize("text", ['[{"input": "a"}]', '\ufeff\n [\n  {"input": "a"}\n]'])
@@ -158,19 +158,20 @@ def test_the_hint_for_what_pandas_writes_makes_a_file_of_rows(tmp_path: Path, wr
     assert made == [{"text": "a", "label": 1}, {"text": "it's b", "label": None}]
 
 
-def test_the_hint_for_an_archive_unpacks_it_and_a_workbook_is_called_one(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "my rows.zip", "w", zipfile.ZIP_DEFLATED) as packed:
-        packed.writestr("rows of 2025.csv", "text,label\n" + "ä,b\n" * 99)
-    with pytest.raises(BadInput, match="is an archive") as caught:
-        read_job(str(tmp_path / "my rows.zip"), [], rows=nobody)
-    unpack, _, name = str(caught.value.hint).removeprefix("unpack it: ").partition(", then submit ")
-    subprocess.run(["sh", "-c", unpack], cwd=tmp_path, check=True)
-    assert (tmp_path / shlex.split(name)[0]).read_text().startswith("text,label\nä,b\n")
-    with zipfile.ZipFile(tmp_path / "rows.xlsx", "w", zipfile.ZIP_DEFLATED) as workbook:
-        workbook.writestr("[Content_Types].xml", "<Types/>" * 99)
-    with pytest.raises(BadInput, match="is a workbook") as caught:
-        read_job(str(tmp_path / "rows.xlsx"), [], rows=nobody)
-    assert "save its sheet as CSV (UTF-8)" in str(caught.value.hint)
+@pytest.mark.parametrize(
+    ("inside", "ending"), [("rows.csv", ".zip"), ("[Content_Types].xml", ".xlsx"), ("mimetype", ".ods")]
+)
+def test_the_hint_for_a_workbook_or_an_archive_under_another_name_makes_it_rows(
+    tmp_path: Path, inside: str, ending: str
+) -> None:
+    file = tmp_path / "my rows.dat"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr(inside, "ä,b\n" * 99)
+    with pytest.raises(BadInput, match="its name does not say so") as caught:
+        read_job(str(file), [], rows=nobody)
+    subprocess.run(["sh", "-c", str(caught.value.hint).partition("again: ")[2]], cwd=tmp_path, check=True)
+    renamed = str(file.with_suffix(ending))
+    assert read_job(renamed, [], rows=str) == {"name": "my rows", "data": {"train": renamed}}
 
 
 def test_the_type_of_a_part_may_stand_for_it_and_be_added_to() -> None:

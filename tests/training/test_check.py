@@ -24,11 +24,13 @@ from jobs.attempt import Finished
 from jobs.disk.rundir import RunDir
 from jobs.errors import BadData, StageError
 from jobs.preview import SourcePreview
+from tests.support.workbooks import cells_of, xlsx, zipped
 from tests.training.workplace import EXAMPLES, Workplace, pairs
 from tests.training.workplace import of_rows as of_rows
 from worker.training.dataset.data import PreparedDataset
 from worker.training.models import model_files
 from worker.training.rows import origin
+from worker.training.rows.windows_1252 import WINDOWS_1252
 from worker.training.tasks.seq2seq import builtin
 from worker.training.tasks.seq2seq.layout import layout_of, t5_shapes
 
@@ -93,6 +95,26 @@ def test_every_format_is_looked_at_in_the_same_way(workplace: Workplace, count: 
         assert result["invalid_rows"] == ({"empty input": 1} if count == 40 else {}), name
 
 
+def test_what_of_a_file_is_read_and_how_is_said(workplace: Workplace) -> None:
+    """In the event, in the plan and in the preview."""
+    cells = cells_of([["input", "target"], *(list(row.values()) for row in pairs(99))])
+    table_of_umlauts = table([{**row, "input": f"größer {row['input']}"} for row in pairs(99)]).decode()
+    files = {
+        "rows.xlsx": (xlsx({"Rows": cells, "Notes": ""}), "sheet 'Rows'; not read: sheet 'Notes'"),
+        "rows.zip": (zipped({"rows.csv": table(pairs(99))}), "file 'rows.csv' of the archive"),
+        "rows.csv": (table_of_umlauts.encode("cp1252"), WINDOWS_1252),
+        "rows.jsonl": (b"".join(json.dumps(row).encode() + b"\n" for row in pairs(99)), None),
+    }
+    for name, (content, reading) in files.items():
+        (workplace.data / name).write_bytes(content)
+        run = workplace.job([name], data={"validation": 0.1})
+        checked = workplace.check(run)["plan"]
+        assert (checked["rows_looked_at"], checked["invalid_rows"]) == (99, {})
+        assert checked.get("reading") == reading
+        [planned], [shown] = run.plan().data.sources, run.preview().sources
+        assert planned.reading == shown.reading == reading
+
+
 def test_a_format_can_be_said_where_the_name_does_not(workplace: Workplace) -> None:
     (workplace.data / "rows.txt").write_bytes(table(pairs(5)))
     run = workplace.job("rows.txt", data={"format": "csv"})
@@ -114,8 +136,8 @@ def test_a_format_can_be_said_where_the_name_does_not(workplace: Workplace) -> N
         ("rows.jsonl", b'{"ask": "a", "tell": "b"}\n', "no_usable_columns"),
         ("rows.csv", b"asked,answered\n1,2\n", "no_usable_columns"),
         ("rows.csv", b"input,,target\n1,2,3\n", "bad_header"),  # other damage: rows/test_reading.py
-        ("rows.csv", "input,target\né,1\n".encode("cp1252"), "wrong_encoding"),
-        ("rows.csv", "input,target\na,1\né,1\n".encode("cp1252"), "too_many_invalid_rows"),
+        ("rows.csv", "input,target\nпривет,1\n".encode("cp1251"), "wrong_encoding"),
+        ("rows.csv", "input,target\na,1\nпривет,1\n".encode("cp1251"), "too_many_invalid_rows"),
         ("rows.parquet", b"PAR1 and so on", "damaged_file"),
         ("rows.parquet", parquet([{"input": {"a": 1}, "target": "x"}]), "too_many_invalid_rows"),
     ],

@@ -72,6 +72,7 @@ _NEEDED = {
     "csv": _TABLE,
     "tsv": _TABLE,
     "parquet": "Parquet needs text that is UTF-8",
+    "workbook": "a sheet needs a row that names the columns, and rows below it",
 }
 
 
@@ -103,7 +104,7 @@ class ReadSource:
         return SourcePlan(
             name=self.head.name, place=self.head.place, revision=self.head.revision, input=self.input,
             target=self.templates[1].source, companions=self.templates[1].companions, read_as=self.read_as,
-            weight=weight, rows=self.rows.estimated,
+            reading=self.rows.reading, weight=weight, rows=self.rows.estimated,
         )  # fmt: skip
 
 
@@ -202,7 +203,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     for source, each in zip(sources, found, strict=True):
         if tokenizer is not None:
             check_converted(tokenizer, each.rows.first)
-        described = source.model_dump(include={"name", "weight", "read_as", "input", "target", "companions"})
+        described = source.model_dump(include={"name", "weight", "reading", "read_as", "input", "target", "companions"})
         described["unread"] = each.unread
         described["left_out"] = {why: count for why, count in each.rows.invalid.items() if why.startswith(LEFT_OUT)}
         shown = preview_rows(each.rows.shown, each.templates, spec.data, task, tokenizer, embeddings)
@@ -272,6 +273,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         duplicates=sum(each.rows.duplicates for each in found),
         input=data.input,
         target=data.target,
+        reading="; ".join(dict.fromkeys(each.reading for each in sources if each.reading)) or None,
         read_as=", ".join(dict.fromkeys(each.read_as for each in sources if each.read_as)) or None,
         labels=len(task.labels) or None,
         new_tensors=list(model.new) or None,
@@ -439,7 +441,7 @@ def columns_of(head: Head, csv: CsvFormat | None = None) -> set[str]:
 
     Raises BadData (`no_rows`) when there is no row at all.
     """
-    format = format_of(head.files[0], head.format)
+    format = format_of(head.files[0], head.format, head.param)
     if format == "parquet":  # others may hold what cannot be read
         from worker.training.rows.parquet_rows import ParquetReader
 

@@ -137,6 +137,8 @@ def _read(source: SourcePlan) -> str:
     """What its rows become, and by which format."""
     arrow = " → ".join(_code(each) for each in (source.input, source.target) if each is not None)
     read_as = f"{arrow}, read as {_cell(source.read_as)}" if source.read_as else arrow
+    if source.reading:
+        read_as += f"; from {_cell(source.reading)}"
     return f"{read_as}; {_cell(source.companions.text)}" if source.companions.text else read_as
 
 

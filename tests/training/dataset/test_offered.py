@@ -11,6 +11,7 @@ import pytest
 
 from jobs.errors import BadData
 from longhaul.jobfile import apply_changes
+from tests.support.workbooks import cells_of, xlsx
 from tests.training.workplace import Workplace
 from tests.training.workplace import of_rows as of_rows
 
@@ -90,3 +91,12 @@ def test_a_table_without_names_is_told_from_one_with_them(separator: str, workpl
     assert (workplace.data / name).read_text().splitlines() == [f"column1{separator}column2", *lines]
     hint = refused(workplace, name, "builtin:roberta-tiny")
     assert taken(workplace, name, "builtin:roberta-tiny", hint) == ("{column1}", "{column2}")
+
+
+def test_a_sheet_without_names_is_told_as_well(workplace: Workplace) -> None:
+    rows = [[f"{TROUBLES[n % 3]} since day {n}. Please help me soon.", n % 3] for n in range(60)]
+    (workplace.data / "rows.xlsx").write_bytes(xlsx({"One": cells_of(rows)}))
+    assert "put names in a row above it" in refused(workplace, "rows.xlsx", "builtin:roberta-tiny")
+    (workplace.data / "rows.xlsx").write_bytes(xlsx({"One": cells_of([["text", "label"], *rows])}))
+    run = workplace.job("rows.xlsx", model="builtin:roberta-tiny", data={"validation": 0.0})
+    assert workplace.check(run)["plan"]["labels"] == 3

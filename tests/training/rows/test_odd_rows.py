@@ -53,7 +53,7 @@ ODD: list[tuple[str, Any, str, str]] = [
     ("escape", {"input": "a \x1b[31mcake", "target": "b"}, "control character U+001B", ""),
     ("Windows' dash", {"input": "peach \x96 halved", "target": "b"}, "control character U+0096", ""),
     ("half a pair", '{"input": "a\\ud83d", "target": "b"}', "half a surrogate pair", ""),
-    ("Latin-1", b'{"input": "cr\xe8me", "target": "b"}', "not UTF-8", ""),
+    ("Windows-1251", b'{"input": "\xf1\xeb\xe8\xe2\xea\xe8", "target": "b"}', "not UTF-8", ""),
     ("over-long", b'{"input": "' + b"x" * (5 << 20) + b'", "target": "b"}', "over-long line", ""),
     ("duplicate", pairs(1)[0], "duplicate", ""),
     ("blank item", {"input": ["1 egg", "", "2 cups milk"], "target": "mix it"}, KEPT, "1 egg; 2 cups milk"),
@@ -251,7 +251,7 @@ def test_stray_quotes_cost_their_own_rows(workplace: Workplace) -> None:
     rows[800] = rows[800] + '"'
     rows[900] = '"' + rows[900]  # not closed at all
     rows[100] = '"question 100,\nwith\ntwo breaks",answer 100'
-    rows[700] = rows[700].replace("bread", "cr\xe8me")
+    rows[700] = rows[700].replace("bread", "cr\x81me")
     text = "\n".join(["input,target", *rows]) + "\n"
     (workplace.data / "rows.csv").write_bytes(text.encode("latin-1"))
     run = workplace.job("rows.csv", data={"validation": 0.0})

@@ -25,6 +25,7 @@ from worker.training.rows.lines import BLOCK_BYTES, MAX_LINE_BYTES
 from worker.training.rows.reading import open_files, open_source
 from worker.training.rows.row import Block, Reader, Row, reencode
 from worker.training.rows.sources import DataFile, Source
+from worker.training.rows.windows_1252 import WINDOWS_1252
 
 RAW_ODD = [
     "plain", "", 'say "hi"', "a,b;c\td|e", "two\nlines", "CRLF\r\nhere", "nul \0 byte", "½ é 漢 🍞", "'", " pad ",
@@ -296,7 +297,7 @@ def test_a_damaged_archive_is_named_with_the_line(tmp_path: Path, name: str, con
     assert said in str(error)
 
 
-@pytest.mark.parametrize("start", [b"BZh9", b"\xfd7zXZ\x00", b"PK\x03\x04", b"PAR1", b"\x89PNG\r\n", b"%PDF"])
+@pytest.mark.parametrize("start", [b"BZh9", b"\xfd7zXZ\x00", b"PAR1", b"\x89PNG\r\n", b"%PDF"])
 def test_what_is_of_another_kind_is_named(tmp_path: Path, start: bytes) -> None:
     assert refusal(tmp_path, start + b"rest").detail_code == "not_supported"
 
@@ -388,7 +389,7 @@ def test_an_array_that_cannot_be_read_is_refused(tmp_path: Path, content: str, a
     assert f"is a JSON array that cannot be read after item {after}: " in str(error) and why in str(error)
 
 
-@pytest.mark.parametrize("value", ['"a\tb"', "9" * 5000, '"\xe9"'])
+@pytest.mark.parametrize("value", ['"a\tb"', "9" * 5000, '"\x81"'])
 def test_an_item_that_no_line_could_be_costs_only_its_own_row(tmp_path: Path, value: str) -> None:
     content = f'[{{"a": 1}}, {{"a": {value}}}, {{"a": 3}}]'
     rows = read(tmp_path, content.encode("latin-1"), "rows.json")
@@ -722,17 +723,75 @@ def test_a_quote_before_a_line_that_is_too_long_costs_both(tmp_path: Path) -> No
 
 
 def test_a_byte_of_another_encoding_costs_its_own_row(tmp_path: Path) -> None:
-    rows = read(tmp_path, 'a,b\nx,y\ncrème,1\n"two\nlinés",2\nlast,3\n'.encode("cp1252"), "rows.csv")
+    content = 'a,b\nü,y\ncrème,1\n"two\nlinés",2\nlast,3\n'.encode("cp1252").replace(b"\xfc", "ü".encode())
+    rows = read(tmp_path, content, "rows.csv")
     assert [(row.number, row.defect) for row in rows] == [(2, None), (3, "not UTF-8"), (4, "not UTF-8"), (6, None)]
     assert rows[1].text.startswith("cr\\xe8me,1")
+
+
+WESTERN = {
+    "German": "Müßte der Käse übrigens größer sein? – 30 €",
+    "French": "À l’été, l’élève a créé « une crème brûlée »…",
+    "Spanish": "¿Dónde está el niño? ¡Mañana!",
+    "Icelandic": "Það er góð hugmynd að sækja æðardún",
+    "quotes": "the “baker’s” cake",
+}
+OTHERS = {
+    "Russian": ("Доброе утро, как дела", "cp1251"),
+    "Greek": ("Καλημέρα σας", "cp1253"),
+    "Polish": ("Proszę się pośpieszyć, bo już północ, właśnie", "cp1250"),
+    "Chinese": ("你好，今天天气很好", "gbk"),
+    "Japanese": ("おはようございます", "shift-jis"),
+    "DOS": ("größer, schöner", "cp850"),
+    "Macintosh": ("größer, schöner, möglich", "mac-roman"),
+    "damaged UTF-8": ("größer", "utf-8"),
+}
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.tsv.gz", "rows.jsonl", "rows.json"])
+def test_text_that_is_not_utf8_is_read_as_windows_1252_where_it_looks_like_it(tmp_path: Path, name: str) -> None:
+    rows = [{"ä": text, "b": str(number)} for number, text in enumerate(["ASCII", *WESTERN.values(), "ASCII"])]
+    if "json" in name:
+        text = json.dumps(rows, ensure_ascii=False) if name.endswith(".json") else as_json_lines(rows)
+    else:
+        text = as_csv(rows, delimiter="\t" if ".tsv" in name else ",")
+    content = text.encode("cp1252")
+    reader = reader_of(tmp_path, gzip.compress(content) if name.endswith(".gz") else content, name)
+    found = all_rows(reader, 2)
+    assert [row.columns for row in found] == rows
+    assert all(row.noticed == WINDOWS_1252 for row in found[1:-1]) and found[-1].noticed in (None, WINDOWS_1252)
+    assert reader.reading == WINDOWS_1252
+
+
+@pytest.mark.parametrize("language", OTHERS)
+def test_no_other_encoding_is_taken_for_windows_1252(tmp_path: Path, language: str) -> None:
+    text, encoding = OTHERS[language]
+    content = b'{"a": "' + text.encode(encoding) + (b"\xc3" if encoding == "utf-8" else b"") + b'"}\n'
+    rows = read(tmp_path, b'{"a": "b"}\n' + content * 9)
+    assert [row.defect for row in rows] == [None, *["not UTF-8"] * 9]
+
+
+def test_one_odd_byte_does_not_make_a_file_of_utf8_one_of_windows_1252(tmp_path: Path) -> None:
+    lines = [b'{"a": "cr\xe8me"}\n', *['{"a": "crème"}\n'.encode()] * 3]
+    for first in (lines, lines[::-1]):
+        rows = read(tmp_path, b"".join(first))
+        assert sorted(str(row.defect) for row in rows) == ["None"] * 3 + ["not UTF-8"]
+    assert [row.defect for row in read(tmp_path, b"\xef\xbb\xbf" + lines[0])] == ["not UTF-8"], "a mark decides"
+
+
+def test_lines_of_utf8_and_damaged_ones_in_a_file_of_windows_1252_are_told_apart(tmp_path: Path) -> None:
+    western = b'{"a": "cr\xe8me"}\n' * (BLOCK_BYTES // 10)
+    rows = read(tmp_path, western + '{"a": "crème"}\n'.encode() + b'{"a": "\x81"}\n')
+    assert {(row.columns or {}).get("a") for row in rows[:-1]} == {"crème"}
+    assert [row.noticed for row in rows[-3:]] == [WINDOWS_1252, None, None] and rows[-1].defect == "not UTF-8"
 
 
 @pytest.mark.parametrize(
     ("name", "command"),
     [
-        ("dataset:rows.csv", "WINDOWS-1252 -t UTF-8 rows.csv > utf8-rows.csv"),
-        ("dataset:rows.csv.zst", "zstd -dc rows.csv.zst | iconv -f WINDOWS-1252 -t UTF-8 > utf8-rows.csv"),
-        ("new/my rows.csv", "WINDOWS-1252 -t UTF-8 'new/my rows.csv' > 'utf8-my rows.csv'"),
+        ("dataset:rows.csv", "WINDOWS-1251 -t UTF-8 rows.csv > utf8-rows.csv"),
+        ("dataset:rows.csv.zst", "zstd -dc rows.csv.zst | iconv -f WINDOWS-1251 -t UTF-8 > utf8-rows.csv"),
+        ("new/my rows.csv", "WINDOWS-1251 -t UTF-8 'new/my rows.csv' > 'utf8-my rows.csv'"),
     ],
 )
 def test_a_command_that_helps_names_a_file(name: str, command: str) -> None:
@@ -740,12 +799,12 @@ def test_a_command_that_helps_names_a_file(name: str, command: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])
-def test_a_table_in_another_encoding_is_not_guessed(tmp_path: Path, name: str) -> None:
-    error = refusal(tmp_path, "é,b\n1,2\n".encode("cp1252"), name)
+def test_the_header_of_a_table_in_another_encoding_is_not_guessed(tmp_path: Path, name: str) -> None:
+    error = refusal(tmp_path, "привет,b\n1,2\n".encode("cp1251"), name)
     assert error.detail_code == "wrong_encoding"
     assert "(line 1)" in str(error)
-    read_with = {"rows.csv": "iconv -f WINDOWS-1252 -t UTF-8 rows.csv > utf8-rows.csv"}
-    packed = "gzip -dc rows.csv.gz | iconv -f WINDOWS-1252 -t UTF-8 > utf8-rows.csv"
+    read_with = {"rows.csv": "iconv -f WINDOWS-1251 -t UTF-8 rows.csv > utf8-rows.csv"}
+    packed = "gzip -dc rows.csv.gz | iconv -f WINDOWS-1251 -t UTF-8 > utf8-rows.csv"
     assert read_with.get(name, packed) in str(error.hint)
 
 

@@ -82,6 +82,8 @@ class Inspected:
     """Texts of the first ones."""
     targets: Counter[str]
     """How many of them have each target; none where an input is missing or most targets are different."""
+    reading: str | None
+    """What of the files was read, and how, where their names do not say."""
 
 
 def inspect_rows(head: Head, data: DataSpec, templates: Templates, task: RowTask) -> Inspected:
@@ -129,6 +131,7 @@ def inspect_rows(head: Head, data: DataSpec, templates: Templates, task: RowTask
         labels,
         first,
         targets if like_labels(targets) else Counter(),
+        rows.reading,
     )
 
 
@@ -138,7 +141,7 @@ def survey(head: Head, csv: CsvFormat | None) -> dict[str, ColumnValues]:
     Raises BadData as `FirstRows`.
     """
     columns = None
-    if format_of(head.files[0], head.format) == "parquet":
+    if format_of(head.files[0], head.format, head.param) == "parquet":
         from worker.training.rows.parquet_rows import ParquetReader
 
         parquet = ParquetReader(head.files[0], head.param, ())
@@ -212,17 +215,21 @@ def texts_offered(head: Head, columns: Collection[str], data: DataSpec) -> str |
 
 
 def header_offered(head: Head, data: DataSpec) -> str | None:
-    """A hint for a table whose first line looks like a row; None: it looks like names, or this is no table.
+    """A hint for a table or a sheet whose header looks like a row; None: it looks like names, or this is none.
 
     A row is a line with a value that its own column has again further down, a number, or a sentence.
     """
     block = next(open_files(head.files, head.param, head.format, None, CsvFormat.of(data)).blocks(_BLOCK), None)
-    if not isinstance(block, CsvBlock):
+    sheet = format_of(head.files[0], head.format, head.param) == "workbook"
+    if block is None or not (sheet or isinstance(block, CsvBlock)):
         return None
     rows = [row.columns for row in block.rows() if row.columns is not None]
-    again = any(row.get(name) == name for row in rows for name in block.header)
-    if not (again or any(_NUMBER.fullmatch(name) or name.count(" ") > _SPACES for name in block.header)):
+    header = block.header if isinstance(block, CsvBlock) else tuple(rows[0])
+    again = any(row.get(name) == name for row in rows for name in header)
+    if not (again or any(_NUMBER.fullmatch(name) or name.count(" ") > _SPACES for name in header)):
         return None
+    if not isinstance(block, CsvBlock):
+        return "the first row of the sheet looks like any other, not like names of columns; put names in a row above it"
     names = block.delimiter.join(f"column{number}" for number, _ in enumerate(block.header, 1))
     line = names.replace("\t", "\\t")
     how = f": `sed -i '1i {line}' {in_shell(head.name)}`" if head.name.endswith((".csv", ".tsv")) else f": {line}"
@@ -287,7 +294,7 @@ class FirstRows:
         self._head = head
         self._reader = open_files(head.files, head.param, head.format, columns, csv)
         self.all_of_them = False
-        parquet = {format_of(file, head.format) for file in head.files} == {"parquet"}
+        parquet = {format_of(file, head.format, head.param) for file in head.files} == {"parquet"}
         self._block = _PARQUET_BLOCK if parquet else _BLOCK
         self.counted = len(head.files) == 1 and parquet
         """Whether `fraction` is one of rows, and exact."""
@@ -298,6 +305,11 @@ class FirstRows:
     def fraction(self) -> float:
         """Share of the source that was read."""
         return self._reader.fraction
+
+    @property
+    def reading(self) -> str | None:
+        """What of the files was read, and how, as of `Reader`."""
+        return self._reader.reading
 
     @property
     def where(self) -> str:

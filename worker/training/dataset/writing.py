@@ -44,7 +44,7 @@ def dataset_key(sources: Sequence[tuple[Source, Templates]], tokenizer: str, dat
     return content_key(
         [
             FORMAT,
-            [[format_of(file, source.format) for file in source.files] for source, _ in sources],
+            [[format_of(file, source.format, source.param) for file in source.files] for source, _ in sources],
             [each for source, _ in sources for each in source.hashes],
             named[0] if all(each == named[0] for each in named) else named,
             tokenizer,

@@ -15,6 +15,7 @@ from jobs.spec import CsvQuoting
 from worker.training.rows.lines import BLOCK_BYTES, MAX_LINE_BYTES, OverLong
 from worker.training.rows.row import BAD_CSV, DOUBTFUL_QUOTES, NOT_UTF8, STRAY_QUOTE, UNCLOSED_QUOTE
 from worker.training.rows.stray_quotes import QuoteCounts, TableLines
+from worker.training.rows.windows_1252 import WINDOWS_1252, Recoded
 
 SHOWN = 80
 """Characters of a line in a message."""
@@ -66,6 +67,7 @@ class CsvLines:
         self.record: list[bytes] = []
         self.record_bytes = 0
         self.damaged = self.ended = False  # a line is not UTF-8; the record wants more lines than there are
+        self.recoded = False  # a line was in another encoding
 
     @property
     def given(self) -> float:
@@ -90,6 +92,7 @@ class CsvLines:
         self.number += 1
         self._given += len(line)
         self.record.append(line)
+        self.recoded |= isinstance(line, Recoded)
         try:
             return line.decode()
         except UnicodeDecodeError:
@@ -122,7 +125,7 @@ def next_record(reader: Iterator[list[str]], feed: CsvLines) -> Record | None:
     try:
         fields = tuple(next(reader))
         if not feed.damaged:
-            return Record(number, fields)
+            return Record(number, fields, noticed=WINDOWS_1252 if feed.recoded else None)
         defect = NOT_UTF8
     except StopIteration:
         return None

@@ -94,6 +94,11 @@ class CsvReader:
         """Share of the file's bytes read so far."""
         return self._lines.fraction * (1.0 if self._feed is None else self._feed.given)
 
+    @property
+    def reading(self) -> str | None:
+        """As of Lines."""
+        return self._lines.reading
+
     def blocks(self, size: int) -> Iterator[CsvBlock]:
         """At most `size` rows each, and little more than BLOCK_BYTES.
 

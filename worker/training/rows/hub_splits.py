@@ -86,7 +86,8 @@ def files_of_split(listing: Listing, named: HubData, wanted: HubRequest) -> list
 
 def _holds_rows(path: str) -> bool:
     parts = PurePosixPath(path).parts
-    return data_format(path) is not None and parts[-1] not in _ABOUT and not any(part[0] in "._/" for part in parts)
+    of_rows = data_format(path) not in (None, "workbook", "zip")
+    return of_rows and parts[-1] not in _ABOUT and not any(part[0] in "._/" for part in parts)
 
 
 def _configuration(declared: list[Mapping[str, Any]], named: HubData, wanted: HubRequest) -> Mapping[str, Any]:

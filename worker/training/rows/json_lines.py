@@ -1,4 +1,4 @@
-"""JSON lines: one JSON object a line; or all of them in one JSON array."""
+"""JSON lines: one JSON object a line; all of them in one JSON array; or the rows of a sheet, made into such lines."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from worker.training.rows.lines import BLOCK_BYTES, Lines, OverLong
 from worker.training.rows.row import NOT_UTF8, Row
 from worker.training.rows.sources import RowFile
+from worker.training.rows.windows_1252 import WINDOWS_1252, Recoded
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,18 @@ class JsonReader:
     """A file of JSON lines, or a JSON array. `param` is the dotted key of the job, for errors."""
 
     def __init__(self, file: RowFile, param: str) -> None:
-        self._lines, self._name = Lines(file, param, json_arrays=True), file.name
+        self._lines, self._name = Lines(file, param, json=True), file.name
         self.blank_lines = 0
 
     @property
     def fraction(self) -> float:
         """Share of the file's bytes read so far."""
         return self._lines.fraction
+
+    @property
+    def reading(self) -> str | None:
+        """As of Lines."""
+        return self._lines.reading
 
     def blocks(self, size: int) -> Iterator[JsonBlock]:
         """At most `size` lines or items each, and little more than BLOCK_BYTES. Raises BadData as `Lines`."""
@@ -73,4 +79,4 @@ def _row(number: int, line: bytes) -> Row:
         return Row(number, None, "bad JSON", text)
     if not isinstance(columns, dict):
         return Row(number, None, "not a JSON object", text)
-    return Row(number, columns, None, text)
+    return Row(number, columns, None, text, WINDOWS_1252 if isinstance(line, Recoded) else None)

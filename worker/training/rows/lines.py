@@ -1,7 +1,8 @@
 """Lines of a text file, whatever it is packed in: decompressed, as UTF-8, bounded, never the whole file in memory.
 
-Compression and encoding are recognized by content, not name: gzip and zstd (also several of them one after the other);
-UTF-8, or UTF-16 or UTF-32 with a byte order mark. Other encodings cannot be distinguished, and are not guessed.
+Packing and encoding are recognized by content, not name: gzip and zstd (also several of them one after the other), a
+zip archive of one file, a workbook; UTF-8, or UTF-16 or UTF-32 with a byte order mark, or Windows-1252 where text is
+not UTF-8 and looks like it. Other encodings cannot be distinguished, and are not guessed.
 """
 
 from __future__ import annotations
@@ -10,13 +11,18 @@ import codecs
 import gzip
 import io
 import json
+import os
 import re
+import zipfile
 import zlib
 from collections.abc import Generator, Iterator
-from typing import IO, NoReturn, cast
+from contextlib import ExitStack
+from typing import IO, cast
 
-from jobs.errors import BadData
-from worker.training.rows.sources import Hashing, RowFile, changed_error
+from worker.training.rows.archive import EMPTY_ZIP, ZIP, Archive
+from worker.training.rows.sources import Hashing, RowFile, changed_error, refusal
+from worker.training.rows.windows_1252 import WINDOWS_1252, Recoder
+from worker.training.rows.workbook import OLE, Workbook
 
 MAX_LINE_BYTES = 4 << 20
 """A longer line is no training row: 4 MiB is a million tokens, and it bounds the memory of a reader."""
@@ -32,7 +38,7 @@ _ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in ran
 _FOREIGN = {
     b"BZh": ("is a bzip2 archive", "pack it with gzip or zstd, or not at all"),
     b"\xfd7zXZ\x00": ("is an xz archive", "pack it with gzip or zstd, or not at all"),
-    b"PK\x03\x04": ("is a zip archive (or a spreadsheet)", "unpack it, or save the sheet as CSV"),
+    ZIP: ("is an archive or a workbook inside an archive", "unpack the outer one"),
     b"\x89PNG": ("is a picture", "give a file of rows: JSON lines, CSV or Parquet"),
     b"\xff\xd8\xff": ("is a picture", "give a file of rows: JSON lines, CSV or Parquet"),
     b"%PDF": ("is a PDF document", "give a file of rows: JSON lines, CSV or Parquet"),
@@ -54,16 +60,21 @@ class OverLong(bytes):
 class Lines:
     """The lines of a file, with their newlines, byte order mark removed; `param` is the dotted key of the job.
 
-    `json_arrays`: a file that begins with `[` is one JSON array, whose items come out instead.
+    `json`: a file that begins with `[` is one JSON array, whose items come out instead; and a workbook comes out as an
+    object for each row, an empty line for those that hold none.
 
     Iterating raises BadData: `file_missing`, `file_unreadable`, `damaged_archive`, `file_changed`, `not_supported`,
-    `damaged_array`. A UTF-16 line that is no Unicode comes out as bytes that are not UTF-8.
+    `damaged_array`, and as Archive and Workbook do. A line that is no Unicode comes out as bytes that are not UTF-8.
     """
 
-    def __init__(self, file: RowFile, param: str, *, json_arrays: bool = False) -> None:
-        self._file, self._param, self._json_arrays = file, param, json_arrays
+    def __init__(self, file: RowFile, param: str, *, json: bool = False) -> None:
+        self._file, self._param, self._json = file, param, json
         self._raw: io.BufferedReader | None = None
         self._read = 0
+        self._rows: int | None = None
+        self._inside: str | None = None
+        self._recoder = Recoder()
+        self.refuse = refusal(file, param)
         self.number = 0
         """Lines read so far: the number, counted from 1, of the one read last."""
 
@@ -74,64 +85,91 @@ class Lines:
 
     @property
     def fraction(self) -> float:
-        """Share of the file's bytes read so far."""
+        """Share of the file's bytes (of a workbook, rows) read so far."""
+        if self._rows is not None:
+            return min(1.0, self.number / max(1, self._rows))
         if self._raw is not None and not self._raw.closed:
             self._read = self._raw.tell()
         return min(1.0, self._read / max(1, self._file.bytes))
 
-    def refuse(self, code: str, what: str, hint: str) -> NoReturn:
-        """Raise BadData about the file."""
-        raise BadData(f"{self._param}: {self._file.name} {what}", code=code, param=self._param, hint=hint)
+    @property
+    def reading(self) -> str | None:
+        """What of the file is read so far, and how, where its name does not say: a file in it, a sheet, an encoding."""
+        return "; ".join(filter(None, (self._inside, WINDOWS_1252 if self._recoder.recodes else None))) or None
 
     def __iter__(self) -> Generator[bytes, None, None]:
         self._raw = self._file.open(self._param)
-        with self._raw:
+        with ExitStack() as opened:
+            opened.enter_context(self._raw)
             before, known = self._file.state(), self._file.sha256
             hashing = Hashing(self._raw)
             source = self._raw
-            if known is not None:
+            inside = source.peek(8).startswith((ZIP, EMPTY_ZIP, OLE))
+            if known is not None and inside:  # of the open file: it is not read in order
+                if known != hashing.hexdigest():
+                    raise changed_error(self._file.name, self._param)
+                known = None
+                source.seek(0)
+            elif known is not None:
                 source = io.BufferedReader(cast(io.RawIOBase, hashing), _PIECE)
             try:
-                for line in self._split(self._decoded(source)):
+                plain = self._opened(source, opened) if inside else self._unpacked(source)
+                for line in self._split(plain):
                     self.number += 1
                     yield line
+                if inside:
+                    self._raw.seek(0, os.SEEK_END)
             except _NoArray as error:
                 self.refuse(
                     "damaged_array", f"is a JSON array that cannot be read after item {self.number}: {error}",
                     "write it again, or one object a line",
                 )  # fmt: skip
-            except (gzip.BadGzipFile, zlib.error, EOFError, _Damaged) as error:
+            except (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, EOFError, _Damaged) as error:
                 self.refuse("damaged_archive", f"is damaged after line {self.number}: {error}", "copy or pack it again")
             finally:
                 self._read = self._raw.tell()
             if self._file.state() != before or (known is not None and known != hashing.hexdigest()):
                 raise changed_error(self._file.name, self._param)
 
-    def _split(self, file: io.BufferedReader) -> Iterator[bytes]:
-        if self._json_arrays and file.peek(_PIECE)[:_PIECE].lstrip().startswith(b"["):
-            return _items(file)
-        return _bounded(file)
+    def _split(self, packed: io.BufferedReader) -> Iterator[bytes]:
+        file, marked = self._decoded(packed)
+        array = self._json and file.peek(_PIECE)[:_PIECE].lstrip().startswith(b"[")
+        lines = _items(file) if array else _bounded(file)
+        return lines if marked else self._recoder.lines(lines)
 
-    def _decoded(self, raw: io.BufferedReader) -> io.BufferedReader:
-        plain = self._unpacked(raw)
+    def _decoded(self, plain: io.BufferedReader) -> tuple[io.BufferedReader, bool]:
+        """Its bytes as UTF-8, and whether a mark says that they are."""
         start = plain.peek(4)[:4]
         for mark, encoding in _MARKS.items():
             if start.startswith(mark):
-                return io.BufferedReader(_AsUtf8(plain, encoding), _PIECE)
-        if start.startswith(codecs.BOM_UTF8):
+                return io.BufferedReader(_AsUtf8(plain, encoding), _PIECE), True
+        if marked := start.startswith(codecs.BOM_UTF8):
             plain.read(len(codecs.BOM_UTF8))
-        return plain
+        return plain, marked
 
-    def _unpacked(self, raw: io.BufferedReader) -> io.BufferedReader:
-        start = raw.peek(8)
+    def _opened(self, raw: io.BufferedReader, opened: ExitStack) -> io.BufferedReader:
+        """What is in an archive or a workbook."""
+        archive = None if raw.peek(8).startswith(OLE) else Archive(raw, self._file.name, self.refuse)
+        if archive is not None and not archive.is_workbook:
+            member = archive.member()
+            self._inside = f"file {member.filename!r} of the archive"
+            return self._unpacked(io.BufferedReader(cast(io.RawIOBase, archive.open(member)), _PIECE))
+        if not self._json:
+            self.refuse("not_supported", "is a workbook", "let its name say so: end it in .xlsx, .ods or .xls")
+        book = opened.enter_context(Workbook(raw, self.refuse))
+        self._inside, self._rows = book.text, book.about.rows
+        return book.lines()
+
+    def _unpacked(self, packed: io.BufferedReader) -> io.BufferedReader:
+        start = packed.peek(8)
         if start.startswith(_GZIP):
-            return io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=raw, mode="rb")), _PIECE)
+            return io.BufferedReader(cast(io.RawIOBase, gzip.GzipFile(fileobj=packed, mode="rb")), _PIECE)
         if start.startswith(_ZSTD):
-            return io.BufferedReader(_Zstd(raw), _PIECE)
+            return io.BufferedReader(_Zstd(packed), _PIECE)
         for magic, (what, hint) in _FOREIGN.items():
             if start.startswith(magic):
                 self.refuse("not_supported", what, hint)
-        return raw
+        return packed
 
 
 class _Damaged(Exception):

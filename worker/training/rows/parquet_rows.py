@@ -41,6 +41,7 @@ class ParquetReader:
     """A Parquet file. `param` is the dotted key of the job, for errors; `columns` are read (None: all)."""
 
     blank_lines = 0
+    reading = None
 
     def __init__(self, file: RowFile, param: str, columns: Collection[str] | None = None) -> None:
         self._file, self._param = file, param

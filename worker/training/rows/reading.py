@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from jobs.data_names import data_format
+from worker.training.rows.archive import Archive
 from worker.training.rows.csv_rows import CsvFormat, CsvReader
 from worker.training.rows.json_lines import JsonReader
 from worker.training.rows.row import Block, Reader
-from worker.training.rows.sources import RowFile, Source
+from worker.training.rows.sources import RowFile, Source, refusal
 
 
 def open_source(source: Source, columns: Collection[str] | None = None, csv: CsvFormat | None = None) -> Reader:
@@ -38,17 +39,23 @@ def open_files(
     return readers[0] if len(readers) == 1 else _Several(readers, [file.bytes for file in files])
 
 
-def format_of(file: RowFile, format: str) -> str:
-    """jsonl, csv, tsv or parquet: `format`, or what the file's name says if that is auto (JSON lines: if nothing)."""
+def format_of(file: RowFile, format: str, param: str) -> str:
+    """jsonl, csv, tsv, parquet or workbook: `format`, or what the file's name says if that is auto (JSON lines: if
+    nothing); of an archive, what the name of the file in it says. Raises BadData as Archive."""
     if format != "auto":
         return format
-    return "tsv" if ".tsv" in file.name.lower()[-8:] else data_format(file.name) or "jsonl"
+    name = file.name
+    if data_format(name) == "zip":
+        with file.open(param) as raw:
+            archive = Archive(raw, name, refusal(file, param))
+            name = "sheet.xlsx" if archive.is_workbook else archive.member().filename
+    return "tsv" if ".tsv" in name.lower()[-8:] else data_format(name) or "jsonl"
 
 
 def _open_file(
     file: RowFile, param: str, format: str, columns: Collection[str] | None, csv: CsvFormat | None
 ) -> Reader:
-    format = format_of(file, format)
+    format = format_of(file, format, param)
     if format == "parquet":
         # Imported here: pyarrow takes its time.
         from worker.training.rows.parquet_rows import ParquetReader
@@ -75,6 +82,11 @@ class _Several:
     def blank_lines(self) -> int:
         """Blank lines in all files so far."""
         return sum(reader.blank_lines for reader in self._readers)
+
+    @property
+    def reading(self) -> str | None:
+        """Of all files, each kind once."""
+        return "; ".join(dict.fromkeys(filter(None, (reader.reading for reader in self._readers)))) or None
 
     def blocks(self, size: int) -> Iterator[Block]:
         """Those of the first file, then those of the second, and so on; no block spans two files."""

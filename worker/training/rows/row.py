@@ -45,9 +45,9 @@ def reencode(name: str) -> str:
     unpack = {".gz": "gzip -dc", ".zst": "zstd -dc"}.get(PurePath(name).suffix.lower())
     if unpack is not None:
         plain = PurePath(plain).stem
-    convert, file = "iconv -f WINDOWS-1252 -t UTF-8", in_shell(name)
+    convert, file = "iconv -f WINDOWS-1251 -t UTF-8", in_shell(name)
     read = f"{unpack} {file} | {convert}" if unpack else f"{convert} {file}"
-    return f"convert it to UTF-8, for example from Windows-1252: {read} > {shlex.quote(f'utf8-{plain}')}"
+    return f"convert it to UTF-8, for example from Windows-1251: {read} > {shlex.quote(f'utf8-{plain}')}"
 
 
 class Defect(Exception):
@@ -59,8 +59,8 @@ class Row:
     """One row of a source. `columns` is None when it cannot be read, and `defect` says why."""
 
     number: int
-    """JSON lines and CSV: the line on which it begins, counted from 1, as an editor shows it; Parquet and JSON arrays:
-    its place."""
+    """JSON lines and CSV: the line on which it begins, counted from 1, as an editor shows it; workbooks: the row of the
+    sheet; Parquet and JSON arrays: its place."""
     columns: Mapping[str, Any] | None
     defect: str | None
     text: str
@@ -94,6 +94,10 @@ class Reader(Protocol):
     @property
     def blank_lines(self) -> int:
         """Blank lines skipped so far."""
+
+    @property
+    def reading(self) -> str | None:
+        """What is read so far, and how, where names of files do not say: a file in an archive, a sheet, an encoding."""
 
     def blocks(self, size: int) -> Iterator[Block]:
         """All rows, in order, at most `size` in a block, fewer where they are large. Raises BadData."""

@@ -15,11 +15,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import BufferedReader
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, NoReturn, Protocol
 
 from jobs.errors import BadData, Rejected
 
 _BLOCK = 8 << 20
+Refuse = Callable[[str, str, str], NoReturn]
+"""Raises BadData about a file: code, what is wrong with it, hint."""
 
 
 class RowFile(Protocol):
@@ -164,6 +166,15 @@ class Hashing(io.RawIOBase):
         while block := self._file.read(_BLOCK):
             self._digest.update(block)
         return self._digest.hexdigest()
+
+
+def refusal(file: RowFile, param: str) -> Refuse:
+    """What refuses a file."""
+
+    def refuse(code: str, what: str, hint: str) -> NoReturn:
+        raise BadData(f"{param}: {file.name} {what}", code=code, param=param, hint=hint)
+
+    return refuse
 
 
 def changed_error(name: str, param: str) -> BadData:
