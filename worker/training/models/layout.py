@@ -19,8 +19,8 @@ _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 def check_tensors(tensors: Mapping[str, Stored], layout: Layout, source: str) -> dict[str, Stored]:
     """The tensors of the model under their own names, each once; raises Rejected unless they are those of the layout.
 
-    Codes: `missing_keys`, `unexpected_keys`, `mismatched_shapes`, `wrong_dtype`, `tied_head`, `untied_head`,
-    `bad_safetensors`.
+    Codes: `merged_on_load`, `missing_keys`, `unexpected_keys`, `mismatched_shapes`, `wrong_dtype`, `tied_head`,
+    `untied_head`, `bad_safetensors`.
     """
     expected, head, embedding = layout.shapes, layout.head, layout.embedding
     found = _own_names(tensors, layout, source)
@@ -28,6 +28,10 @@ def check_tensors(tensors: Mapping[str, Stored], layout: Layout, source: str) ->
         if not found[head].same_bytes(found[embedding]):
             raise untied_head(layout)
         del found[head]
+    apart = [
+        name for name in found.keys() - expected.keys() if any(re.search(each, name) for each in layout.merged_on_load)
+    ]
+    reject_tensors("merged_on_load", apart, MERGED, hint=_merge_hint(source))
     new = {name for group in layout.new for name in group}
     if not layout.tied and head not in found and head not in new:
         raise tied_head(layout, "is not among the weights")
@@ -55,6 +59,11 @@ MISSING = "missing from the weights, which would train on from random values"
 UNEXPECTED = "in the weights, which the model of config.json does not have"
 
 
+MERGED = (
+    "that transformers merges into others as it loads them, such as experts stored one by one; here that is not done"
+)
+
+
 UNNAMED = "in the weights, which those that config.json names in `architectures` do not have"
 NAME_HEAD = "name the model's class in `architectures` of its config.json, such as RobertaForSequenceClassification"
 FILES_HINT = "the model folder and its config.json do not belong together, or the files are damaged"
@@ -73,6 +82,17 @@ def reject_tensors(
             param="model",
             hint=hint,
         )
+
+
+def _merge_hint(source: str) -> str:
+    """The command that writes a model with its tensors merged."""
+    lines = (
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        f"AutoModelForCausalLM.from_pretrained({source!r}, dtype='auto').save_pretrained('merged', "
+        "save_original_format=False)",
+        f"AutoTokenizer.from_pretrained({source!r}).save_pretrained('merged')",
+    )
+    return f'in the data directory, write it with them merged: python3 -c "{"; ".join(lines)}"; then name ./merged'
 
 
 def tied_head(layout: Layout, why: str) -> Rejected:

@@ -246,7 +246,18 @@ def _read_json(file: Path, source: str) -> dict[str, Any]:
         raise _no_config(source, f"has no readable {file.name}: {error}") from None
     if not isinstance(content, dict):
         raise _no_config(source, f"has a {file.name} that is not a JSON object")
-    return content
+    return {key: _plain(value) for key, value in content.items()}
+
+
+def _plain(value: Any) -> Any:
+    """A value of a config with its infinities as numbers, which transformers writes as `{"__float__": "Infinity"}`."""
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
+        return float(value["__float__"])
+    return {key: _plain(each) for key, each in value.items()}
 
 
 def _no_config(source: str, what: str) -> Rejected:

@@ -11,6 +11,7 @@ from worker.training.tasks.layout import Layout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+    from transformers.core_model_loading import WeightTransform
 
 _MOST_LAYERS = 1000
 _TABLE = "embed_positions"
@@ -31,6 +32,8 @@ def built_layout(
     Raises Rejected (`bad_config`).
     """
     import torch
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter
 
     try:
         if layers(config) > _MOST_LAYERS:
@@ -55,6 +58,7 @@ def built_layout(
     first, *others = names[id(embedding)]
     own_head = names[id(head)][-1]
     by_itself = model._keys_to_ignore_on_load_missing or ()
+    conversions = get_model_conversion_mapping(model, add_legacy=False)
     tables = [getattr(module, _TABLE, None) for module in model.modules()]
     return Layout(
         shapes,
@@ -64,8 +68,19 @@ def built_layout(
         patterns=(*(model._keys_to_ignore_on_load_unexpected or ()), *patterns),
         places=min((len(each) for each in tables if isinstance(each, torch.Tensor)), default=None),
         prefix=f"{model.base_model_prefix}.",
+        renames={
+            old: each.target_patterns[0] for each in conversions if _renames(each) for old in each.source_patterns
+        },
+        merged_on_load=[
+            old for each in conversions if isinstance(each, WeightConverter) for old in each.source_patterns
+        ],
         optional=frozenset(name for name in shapes if any(re.search(each, name) for each in by_itself)),
     )
+
+
+def _renames(conversion: WeightTransform) -> bool:
+    """Whether it does nothing but to write other names, wherever they stand."""
+    return type(conversion).__name__ == "WeightRenaming" and conversion.scope_prefix is None
 
 
 def positions_of(config: Mapping[str, Any], layout: Layout) -> int | None:

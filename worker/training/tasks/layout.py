@@ -36,9 +36,14 @@ class Layout:
     """What some versions left out at the beginning of names."""
     renames: Mapping[str, str] = field(default_factory=dict)
     """Regular expressions for what some versions wrote in names, and what is written today."""
+    merged_on_load: Collection[str] = ()
+    """Regular expressions for names of tensors in files of which transformers makes others as it loads them, such as
+    experts one by one."""
 
     def own_name(self, name: str) -> str:
         """What a tensor of a file is called in the model."""
+        if name in self.shapes:
+            return name
         for old, now in self.renames.items():
             name = re.sub(old, now, name)
         whole = f"{self.prefix}{name}"

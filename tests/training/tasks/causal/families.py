@@ -25,6 +25,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi3": {"tie_word_embeddings": False},
     # Not in the list of the task: accepted by its architecture.
     "gpt2": {"n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4},
+    "gpt_neox": {"tie_word_embeddings": False},
 }
 
 OTHERS: dict[str, dict[str, Any]] = {

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tests.training.workplace import EXAMPLES, Workplace, pairs
 from tests.training.workplace import of_rows as of_rows
 from worker.training.dataset.data import PreparedDataset
 from worker.training.generation.serving import learned_new_tokens
-from worker.training.models.model_files import validate_folder
+from worker.training.models.model_files import readable_config, validate_folder
 from worker.training.network.model import load
 from worker.training.tasks.causal import builtin
 from worker.training.tasks.causal.flops import CausalFlops
@@ -212,6 +213,58 @@ def test_a_folder_of_every_family_is_loaded_once_with_its_guards(family: str, tm
     loaded = load(tmp_path, torch.device("cpu"), task=task, dropout=None, fused=True, activation_checkpointing=0)
     assert loaded.parameters == layout.parameters
     assert (layout.tied, layout.head) == (config["tie_word_embeddings"], "lm_head.weight")
+
+
+def test_pythia_has_its_head_under_the_name_of_the_hub(workplace: Workplace) -> None:
+    folder = workplace.data / "pythia"
+    model_of("gpt_neox", torch.bfloat16, vocab_size=512).save_pretrained(folder)
+    builtin.learn_tokenizer(["question 1, answer 1"]).save_pretrained(folder)
+    assert "embed_out.weight" in load_file(folder / "model.safetensors")
+    workplace.rows("rows.jsonl", [{"prompt": f"question {n}", "completion": f"answer {n}"} for n in range(40)])
+    run = workplace.job(**SETTINGS | {"model": "./pythia"}, data={"validation": 0.1, "max_tokens": 128})
+    workplace.prepare(run)
+    assert attempt(run) == 0
+    assert (trained(run).loss or 9.0) < (trained(run).first_loss or 0.0)
+    opened = AutoModelForCausalLM.from_pretrained(run.model, dtype=torch.bfloat16)
+    assert torch.equal(opened.lm_head.weight, load_file(run.model / "model.safetensors")["lm_head.weight"])
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
+def test_experts_that_are_stored_one_by_one_are_refused_as_such_until_they_are_merged(
+    family: str, workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_of(family, torch.bfloat16, vocab_size=512).save_pretrained(workplace.data / "moe")
+    builtin.learn_tokenizer(["question 1, answer 1"]).save_pretrained(workplace.data / "moe")
+    workplace.rows("rows.jsonl", [{"prompt": f"question {n}", "completion": f"answer {n}"} for n in range(40)])
+    with pytest.raises(Rejected, match=r"24 tensors that transformers merges .*\.experts\.0\.") as caught:
+        workplace.check(workplace.job(**SETTINGS | {"model": "./moe"}))
+    assert caught.value.detail_code == "merged_on_load"
+    command = str(caught.value.hint).partition("merged: ")[2].partition("; then name ./merged")[0]
+    python, option, code = shlex.split(command)
+    assert (python, option) == ("python3", "-c")
+    monkeypatch.chdir(workplace.data)
+    exec(code, {})
+    run = workplace.job(**SETTINGS | {"model": "./merged"}, data={"validation": 0.1, "max_tokens": 128})
+    workplace.prepare(run)
+    assert attempt(run) == 0
+
+
+def test_infinities_of_a_config_are_numbers_however_they_are_written(tmp_path: Path) -> None:
+    for written in ({"__float__": "Infinity"}, float("inf")):
+        small = {
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "vocab_size": 96,
+            "num_heads": 8,
+            "head_dim": 8,
+            "n_groups": 2,
+        }
+        config = {"model_type": "mamba2", **small, "time_step_limit": [0.0, written]}
+        config |= {"nested": {"low": {"__float__": "-Infinity"}}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        found = readable_config(tmp_path, "x")
+        assert (found["time_step_limit"], found["nested"]) == ([0.0, float("inf")], {"low": float("-inf")})
+        assert layout_of(found).parameters > 0
 
 
 def test_codegen_whose_config_names_no_padding_is_trained_within_its_places(workplace: Workplace) -> None:
