@@ -83,6 +83,8 @@ class SourcePreview(Frozen):
     """Columns beside input and target that the rows are read by."""
     left_out: dict[str, int] = Field(default_factory=dict)
     """Rows among those that *check* looked at that these columns leave out, by reason."""
+    duplicates: int = 0
+    """Rows among those that *check* looked at that are equal to an earlier one, and are left out."""
     unread: tuple[UnreadColumn, ...] = ()
     """Columns that nobody reads, whose values in the first rows look as if they meant something."""
 

@@ -261,6 +261,7 @@ class Longhaul:
     ) -> Sequence[Path]:
         """A file, or every file of a folder, under the same names in `to`. Returns them. What is there is replaced.
 
+        The files of `model` lie in `to` itself if that is new or empty, and not the current folder; else in `to`/model.
         One that broke off resumes where it was. `on_progress` is called with (path, bytes done, bytes of that file).
         `trainer.log` comes without what looks like a secret. Raises OSError where it cannot be written.
         """

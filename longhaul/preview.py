@@ -37,6 +37,9 @@ def print_preview(preview: DataPreview, console: Console) -> None:
             grid.add_row("", "", Text(one_line(source.companions.text)))
         for reason, count in source.left_out.items():
             grid.add_row("", "", Text(one_line(f"{reason}: {count:,} of the first rows"), style="yellow"))
+        if source.duplicates:
+            left_out = f"left out: equal to an earlier row: {source.duplicates:,} of the first rows"
+            grid.add_row("", "", Text(left_out, style="yellow"))
         for column in source.unread:
             grid.add_row("", "", Text(one_line(column.text), style="yellow"))
         if not source.tokenized:

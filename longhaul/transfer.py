@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote, unquote
@@ -90,18 +90,31 @@ def download(
     folder: Path,
     report: Callable[[str, int, int], None],
 ) -> list[Path]:
-    """The file `path`, or all below it, of those the job has. Raises ApiError where there is none, OSError."""
+    """The file `path`, or all below it, of those the job has: under the same names in `folder`; a model without
+    `model/` before them where the folder is new, empty, or begun so. Raises ApiError where there is none, OSError.
+    """
     wanted = path.rstrip("/")
     names = [file["path"] for file in files if file["path"] == wanted or file["path"].startswith(f"{wanted}/")]
     if not names:
         hint = f"list them with: longhaul files {job}"
         raise ApiError(f"job {job} has no file or folder {path!r}", status=404, code="not_found", hint=hint)
-    for name in names:
+    bare = wanted == "model" and _takes_model(folder, [name.removeprefix("model/") for name in names])
+    targets = {name: folder / (name.removeprefix("model/") if bare else name) for name in names}
+    for name, target in targets.items():
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise Unreachable(f"the server at {connection.url} is not Longhaul: a job of it has a file {name!r}")
         address = f"/jobs/{part(job)}/files/{'/'.join(map(part, name.split('/')))}"
-        _fetch(connection, address, folder / name, partial(report, name))
-    return [folder / name for name in names]
+        _fetch(connection, address, target, partial(report, name))
+    return list(targets.values())
+
+
+def _takes_model(folder: Path, names: Sequence[str]) -> bool:
+    """Whether the files of a model go right into this folder: it is not the current one, and holds nothing, or some of
+    them already, whole or in part."""
+    if folder.resolve() == Path.cwd():
+        return False
+    there = {each.name.partition(".part-")[0] for each in folder.iterdir()} if folder.is_dir() else set()
+    return not there or not there.isdisjoint(name.partition("/")[0] for name in names)
 
 
 def save_log(read: Callable[[int], tuple[str, int]], file: Path) -> None:

@@ -23,7 +23,12 @@ def add(commands: Commands) -> None:
     )
     download.add_argument("id", metavar="ID")
     download.add_argument("paths", nargs="*", default=["model"], metavar="PATH", help="file or folder (default: model)")
-    download.add_argument("--to", type=Path, metavar="DIR", help="target folder (default: the id of the job)")
+    download.add_argument(
+        "--to",
+        type=Path,
+        metavar="DIR",
+        help="target folder (default: the id of the job); a model lies in it, if new or empty",
+    )
     report = commands.add(
         "report", _report, "write a page about a job that can be kept, sent and opened anywhere", shown="ID"
     )
@@ -63,7 +68,11 @@ def _report(call: Call) -> int:
 def _download(call: Call) -> int:
     with call.connect() as api:
         folder = call.given.to if call.given.to is not None else Path(call.given.id)
-        written = [file for path in call.given.paths for file in fetched(call, api, path, folder)]
+        alone = call.given.to is not None and len(call.given.paths) == 1
+        under = {
+            path: folder / "model" if path.rstrip("/") == "model" and not alone else folder for path in call.given.paths
+        }
+        written = [file for path, target in under.items() for file in fetched(call, api, path, target)]
     if call.given.json:
         print_json([{"path": str(file), "bytes": os.path.getsize(file)} for file in written])
     else:

@@ -28,6 +28,8 @@ OPTIONS: Mapping[str, tuple[type, str, str]] = {
 }
 """The other keys that the commands take."""
 ONE_INPUT = "give one of a text, --file and --row, or the text on standard input"
+NOTHING = "(nothing)"
+"""In place of an empty answer."""
 TITLES = {"trained": "after training", "base": "before training"}
 
 
@@ -93,6 +95,7 @@ class _Shown:
     def __init__(self, call: Call, *, titled: bool) -> None:
         self._call, self._titled = call, titled
         self._model: str | None = None
+        self._wrote = False
 
     def part(self, type: str, data: Mapping[str, Any]) -> None:
         """Text at once; what else happens is noted."""
@@ -105,11 +108,19 @@ class _Shown:
             case "text":
                 self._begin(data["model"])
                 self._print(data["text"])
+                self._wrote |= bool(data["text"].strip())
             case "output" if data["labels"] is not None:
                 self._begin(data["model"])
                 width = max(len(each["label"]) for each in data["labels"])
                 for each in data["labels"][:10]:
                     self._print(f"{each['label']:{width}}  {each['probability']:6.1%}\n")
+            case "output":
+                self._begin(data["model"])
+                if not self._wrote and (self._titled or self._call.console.is_terminal):
+                    self._print(NOTHING, style="dim")
+                elif not self._wrote:  # whoever reads this has the answer as it is
+                    self._call.note(NOTHING)
+                self._wrote = False
 
     def end(self, answer: GenerationDict) -> None:
         """The last line ends."""
@@ -123,8 +134,8 @@ class _Shown:
             self._print(f"{'' if self._model is None else chr(10) * 2}{TITLES[model]}:\n")
         self._model = model
 
-    def _print(self, text: str) -> None:
-        self._call.console.print(text, end="", highlight=False, soft_wrap=True)
+    def _print(self, text: str, style: str = "") -> None:
+        self._call.console.print(text, end="", style=style, highlight=False, soft_wrap=True)
 
 
 def _predict(call: Call) -> int:

@@ -373,10 +373,15 @@ def test_checkpoints_files_and_download(run: Run, service: Service) -> None:
     folder.model.mkdir()
     (folder.model / "config.json").write_text("{}")
     (folder.model / "model.safetensors").write_bytes(b"x" * 3000)
+    folder.metrics_file.write_text("{}")
     listed = run("files", job)
     assert "model/model.safetensors" in listed and f"longhaul download {job} trainer.log" in listed
     assert "2 files, 3 KiB, in " in run("download", job)
     assert Path(job, "model", "model.safetensors").read_bytes() == b"x" * 3000
+    assert {one["path"] for one in run("download", job, "model", "metrics.jsonl", "--to", "both", "--json")} == {
+        "both/model/config.json", "both/model/model.safetensors", "both/metrics.jsonl"
+    }  # fmt: skip
+    assert "in my-model" in run("download", job, "--to", "my-model") and Path("my-model/config.json").exists()
     [one] = run("download", job, "model/config.json", "--to", "there", "--json")
     assert one == {"path": "there/model/config.json", "bytes": 2}
     assert f"list them with: longhaul files {job}" in run("download", job, "model", "modell", code=2)

@@ -125,13 +125,16 @@ def test_what_is_lost_of_a_row_is_said() -> None:
     screen = io.StringIO()
     preview = make_preview(rows, read_as="OpenAI chat")
     [source] = preview.sources
-    preview = preview.model_copy(update={"sources": [source.model_copy(update={"reading": "sheet 'A'"})]})
+    preview = preview.model_copy(
+        update={"sources": [source.model_copy(update={"reading": "sheet 'A'", "duplicates": 1_200})]}
+    )
     print_preview(preview, Console(file=screen, width=400, color_system=None))
     lines = [" ".join(line.split()) for line in screen.getvalue().splitlines()]
     assert lines[0] == "rows read as OpenAI chat: {a} → {b}"
     assert lines[1] == "from sheet 'A'"
-    assert lines[2].startswith("row 7 input [2Jb[2Jb") and lines[2].endswith("… (9 tokens)")
-    assert lines[3:] == [
+    assert lines[2] == "left out: equal to an earlier row: 1,200 of the first rows"
+    assert lines[3].startswith("row 7 input [2Jb[2Jb") and lines[3].endswith("… (9 tokens)")
+    assert lines[4:] == [
         "target short (9 tokens) unknown to the tokenizer: '{' x 2, '~'",
         "row 1,234 input x",
         "target y (9 tokens) its last 21 characters are cut off (data.max_target_tokens)",

@@ -130,7 +130,7 @@ def test_a_part_that_was_not_asked_for_is_not_taken(tmp_path: Path) -> None:
     assert not (tmp_path / "log").exists()
 
 
-def test_a_model_and_a_single_file_of_a_job(service: Service, tmp_path: Path) -> None:
+def test_a_model_and_a_single_file_of_a_job(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = service.submit()
     run = service.run(job)
     run.model.mkdir()
@@ -140,11 +140,19 @@ def test_a_model_and_a_single_file_of_a_job(service: Service, tmp_path: Path) ->
     seen: set[str] = set()
     with Longhaul(service.url, service.settings.api_key) as api:
         written = api.download(job, "model", tmp_path / "here", on_progress=lambda path, *_: seen.add(path))
-        assert {str(file.relative_to(tmp_path)) for file in written} == {
-            "here/model/config.json", "here/model/model-00001.safetensors",
-        }  # fmt: skip
+        here = [tmp_path / "here" / "config.json", tmp_path / "here" / "model-00001.safetensors"]
+        assert sorted(written) == here and here[1].read_bytes() == CONTENT
         assert seen == {"model/config.json", "model/model-00001.safetensors"}
-        assert (tmp_path / "here" / "model" / "model-00001.safetensors").read_bytes() == CONTENT
+        here[0].unlink()
+        here[1].rename(f"{here[1]}.part-x")
+        assert sorted(api.download(job, "model", tmp_path / "here")) == here, "what was begun is completed"
+        (tmp_path / "used").mkdir()
+        (tmp_path / "used" / "notes.txt").write_text("")
+        assert sorted(api.download(job, "model", tmp_path / "used"))[0] == tmp_path / "used" / "model" / "config.json"
+        monkeypatch.chdir(tmp_path / "here")
+        for file in here:
+            file.unlink()
+        assert sorted(api.download(job))[0] == Path("model/config.json")
         assert [file.name for file in api.download(job, "metrics.jsonl", tmp_path)] == ["metrics.jsonl"]
         with pytest.raises(ApiError, match="no file or folder 'models'") as missing:
             api.download(job, "models", tmp_path)

@@ -113,6 +113,11 @@ def test_what_of_a_file_is_read_and_how_is_said(workplace: Workplace) -> None:
         assert checked.get("reading") == reading
         [planned], [shown] = run.plan().data.sources, run.preview().sources
         assert planned.reading == shown.reading == reading
+        assert shown.duplicates == 0
+    workplace.rows("rows.jsonl", [*pairs(99), *pairs(9)])
+    run = workplace.job(data={"validation": 0.1})
+    workplace.check(run)
+    assert run.preview().sources[0].duplicates == 9
 
 
 def test_a_format_can_be_said_where_the_name_does_not(workplace: Workplace) -> None:

@@ -204,7 +204,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         if tokenizer is not None:
             check_converted(tokenizer, each.rows.first)
         described = source.model_dump(include={"name", "weight", "reading", "read_as", "input", "target", "companions"})
-        described["unread"] = each.unread
+        described |= {"unread": each.unread, "duplicates": each.rows.duplicates}
         described["left_out"] = {why: count for why, count in each.rows.invalid.items() if why.startswith(LEFT_OUT)}
         shown = preview_rows(each.rows.shown, each.templates, spec.data, task, tokenizer, embeddings)
         if not shown.rows and shown.rejected:

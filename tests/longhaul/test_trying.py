@@ -1,0 +1,39 @@
+"""What `longhaul try` shows of an answer."""
+
+from __future__ import annotations
+
+import argparse
+import io
+
+import pytest
+from rich.console import Console
+
+from longhaul.commands.command import Call
+from longhaul.commands.trying import _Shown
+
+TEXTS = {"base": "", "trained": "an answer"}
+
+
+def shown(texts: dict[str, str], *, titled: bool, terminal: bool) -> tuple[str, str]:
+    """Standard output and standard error after these answers."""
+    out, errors = io.StringIO(), io.StringIO()
+    consoles = [Console(file=file, width=80, color_system=None, force_terminal=terminal) for file in (out, errors)]
+    screen = _Shown(Call(argparse.Namespace(), {}, *consoles), titled=titled)
+    for model, text in texts.items():
+        if text:
+            screen.part("text", {"model": model, "text": text})
+        screen.part("output", {"model": model, "labels": None, "text": text})
+    return out.getvalue(), errors.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_an_empty_answer_is_seen_beside_another(terminal: bool) -> None:
+    out, _ = shown(TEXTS, titled=True, terminal=terminal)
+    assert out == "before training:\n(nothing)\n\nafter training:\nan answer"
+    out, _ = shown(dict(reversed(TEXTS.items())), titled=True, terminal=terminal)
+    assert out == "after training:\nan answer\n\nbefore training:\n(nothing)"
+
+
+def test_an_empty_answer_alone_is_said_beside_standard_output_where_that_is_a_file() -> None:
+    assert shown({"trained": ""}, titled=False, terminal=True) == ("(nothing)", "")
+    assert shown({"trained": " \n"}, titled=False, terminal=False) == (" \n", "(nothing)\n")
