@@ -293,8 +293,8 @@ class DataSpec(Part):
     of objects), .csv, .tsv, each also with .gz or .zst, .parquet, .xlsx, .xlsm, .xls and .ods (a sheet), or .zip with
     one of these files. For other names say it; the value then is a file in any case."""
     input: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
-    """Column name, or a template over columns such as `"{title}: {ingredients}"`, with paths (`{messages[0].content}`)
-    and optional parts (`{input?}`). Null: recognized by column names."""
+    """Column name, or a template over columns such as `"{title}: {ingredients}"`, with paths (`{messages[0].content}`),
+    objects as JSON (`{output|json}`) and optional parts (`{input?}`). Null: recognized by column names."""
     target: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
     """Column name or template of the text to learn. Null: recognized by column names. Task `causal`: without `input`, a
     column of chats (`messages`), or of plain text. Task `classification`: the label, or with `task.multi_label` a list

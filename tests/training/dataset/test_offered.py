@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 from itertools import pairwise
@@ -74,8 +75,28 @@ def test_a_field_of_an_object_is_offered_where_a_text_should_be(workplace: Workp
     ]  # fmt: skip
     workplace.rows("rows.jsonl", rows)
     hint = refused(workplace, "rows.jsonl", "builtin:t5-tiny")
-    assert hint.startswith("`output` holds objects with answer, n; name what to learn: --set ")
+    whole = "or the whole object, as JSON: {output|json}"
+    assert hint.startswith(f"`output` holds objects with answer, n; name what to learn, {whole}: --set ")
     assert taken(workplace, "rows.jsonl", "builtin:t5-tiny", hint) == ("{instruction} {input?}", "{output.answer}")
+    hint = hint.replace("{output.answer}", "{output|json}")
+    assert taken(workplace, "rows.jsonl", "builtin:t5-tiny", hint) == ("{instruction} {input?}", "{output|json}")
+
+
+def test_objects_without_fields_to_name_are_offered_as_json(workplace: Workplace) -> None:
+    rows = [{"input": f"{TROUBLES[n % 3]}, number {n}", "output": [{"answer": f"reply {n}"}]} for n in range(60)]
+    workplace.rows("rows.jsonl", rows)
+    hint = refused(workplace, "rows.jsonl", "builtin:t5-tiny")
+    assert hint.startswith("`output` holds objects; take them as JSON: --set ")
+    assert taken(workplace, "rows.jsonl", "builtin:t5-tiny", hint) == ("{input}", "{output|json}")
+
+
+@pytest.mark.parametrize("model", ["builtin:t5-tiny", "builtin:qwen-tiny"])
+def test_a_chat_as_json_is_a_text(workplace: Workplace, model: str) -> None:
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
+    workplace.rows("rows.jsonl", [{"text": f"{TROUBLES[n % 3]}, number {n}", "messages": turns} for n in range(60)])
+    run = workplace.job("rows.jsonl", model=model, data={"input": "{text}", "target": "{messages|json}"})
+    workplace.check(run)
+    assert run.preview().sources[0].rows[0].target.text == json.dumps(turns)
 
 
 @pytest.mark.parametrize("separator", ["\t", ",", ";"])

@@ -190,12 +190,16 @@ def test_a_translation_asks_which_way_and_takes_the_answer() -> None:
         ("{a.b} {list?} end", "x end"),
         ("{a.b} {blanks?} end", "x end"),
         ("{a.b} {nan?} end", "x end"),
+        ("{a|json}", '{"b": "x", "c": {"d": ["one", "two"]}}'),
+        ("{a.c.d|json}: {m[0]|json}", '["one", "two"]: {"content": "Hi"}'),
+        ("{a.b|json} {none|json?} {nan|json?} end", '"x" end'),
+        ("{a|b|json}", "a column with bars"),
     ],
 )
 def test_a_template_takes_paths_and_leaves_out_what_is_optional(text: str, filled: str) -> None:
     columns = {
         "a": {"b": "x", "c": {"d": ["one", "two"]}}, "m": [{"content": "Hi"}, {"content": "Ho"}], "empty": " ",
-        "x.y": "a column with a dot", "Is it?": "yes", "list": [],
+        "x.y": "a column with a dot", "a|b|json": "a column with bars", "Is it?": "yes", "list": [],
         "blanks": ["", " "], "nan": float("nan"),
     }  # fmt: skip
     assert template(text, "data.input").fill(columns).strip() == filled
@@ -205,7 +209,7 @@ def test_a_template_takes_paths_and_leaves_out_what_is_optional(text: str, fille
     ("text", "reason"),
     [
         ("{a.c}", "missing a.c"), ("{m[7]}", "missing m[7]"), ("{m.prompt}", "missing m.prompt"),
-        ("{a[0]}", "missing a[0]"),
+        ("{a[0]}", "missing a[0]"), ("{none|json}", "missing none"),
         ("{m[0]}", "an object in m[0]"), ("{turns.completion}", "a chat without a reply"),
         ("{turns.prompt}", "a chat without a reply"), ("{none.prompt}", "missing none.prompt"),
     ],

@@ -237,14 +237,17 @@ def header_offered(head: Head, data: DataSpec) -> str | None:
 
 
 def fields_offered(message: str, templates: Templates, columns: Collection[str]) -> str | None:
-    """A hint for rows that hold an object where a text should be, as `message` says: one with a field of it."""
+    """A hint for rows that hold an object where a text should be, as `message` says: with a field of it, or as JSON."""
     for column in {name for one in templates if one for name in one.columns}:
         fields = sorted(name for name in columns if name.startswith(f"{column}.") and _PATH.fullmatch(name))
-        if f"{OBJECT} in {column}:" in message and fields:
-            old, new = rf"\{{{re.escape(column)}(\??)\}}", rf"{{{fields[0]}\1}}"
+        if f"{OBJECT} in {column}:" in message:
+            old, new = rf"\{{{re.escape(column)}(\??)\}}", rf"{{{fields[0] if fields else f'{column}|json'}\1}}"
             input, target = (re.sub(old, new, one.source) if one else None for one in templates)
+            if not fields:
+                return f"`{column}` holds objects; take them as JSON: {learning(input, target)}"
             named = ", ".join(field.removeprefix(f"{column}.") for field in fields[:_NAMED])
-            return f"`{column}` holds objects with {named}; name what to learn: {learning(input, target)}"
+            whole = f"or the whole object, as JSON: {{{column}|json}}"
+            return f"`{column}` holds objects with {named}; name what to learn, {whole}: {learning(input, target)}"
     return None
 
 

@@ -37,6 +37,8 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _PATH = re.compile(r"([^.\[\]]+)((?:\.[^.\[\]]+|\[-?\d{1,9}\])*)")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(-?\d+)\]")
 _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+")
+_AS_JSON = "|json"
+"""Behind a column or a path."""
 _EXAMPLE = 200
 """Characters of an example."""
 _SENTENCE_END = (".", "!", "?")
@@ -61,7 +63,8 @@ Joined = tuple[str, list[Any], str]
 
 @dataclass(frozen=True)
 class Placeholder:
-    """What braces hold: a column, or a path into one such as `messages[0].content`; with `?` behind it, optional."""
+    """What braces hold: a column, or a path into one such as `messages[0].content`; with `|json` behind it, what is
+    there as JSON; with `?` behind that, optional."""
 
     text: str
     """As written. A column of exactly that name is meant first, whatever is in it."""
@@ -72,15 +75,18 @@ class Placeholder:
     """From the column's value on; empty: that value."""
     optional: bool
     """Whether a row may lack it."""
+    as_json: bool = False
+    """Whether its value becomes text as JSON, whatever it is."""
 
     @classmethod
     def parse(cls, text: str) -> Placeholder:
         """Any text; one that is no path is a column's name."""
         name = text.removesuffix("?") or text
-        parts = _PATH.fullmatch(name)
+        place = name.removesuffix(_AS_JSON) or name
+        parts = _PATH.fullmatch(place)
         steps = _STEP.findall(parts[2]) if parts else []
         path = tuple(key or int(index) for key, index in steps)
-        return cls(text, name, parts[1] if parts else name, path, optional=text != name)
+        return cls(text, name, parts[1] if parts else place, path, optional=text != name, as_json=place != name)
 
     @property
     def columns(self) -> set[str]:
@@ -93,6 +99,8 @@ class Placeholder:
             return row[self.text]
         if self.name in row:
             return row[self.name]
+        if self.as_json and not self.path:
+            return _as_json(row.get(self.column))
         value = without_json(row.get(self.column)) if self.path else None
         for step in self.path:
             if isinstance(step, int):
@@ -101,7 +109,7 @@ class Placeholder:
                 value = chat_field(value, step)
             else:
                 value = value.get(step) if isinstance(value, dict) else None
-        return value
+        return _as_json(value) if self.as_json else value
 
 
 @dataclass(frozen=True)
@@ -133,7 +141,7 @@ class Template:
     @property
     def of_chats(self) -> bool:
         """Whether it takes a column of chats, by its name."""
-        return any(one.column.lower() in CHAT_COLUMNS for one in self.placeholders)
+        return any(one.column.lower() in CHAT_COLUMNS and not one.as_json for one in self.placeholders)
 
     @property
     def alone(self) -> bool:
@@ -149,6 +157,8 @@ class Template:
 
         Raises Defect as `turns_of`, and where a column of chats holds something else.
         """
+        if self.alone and self.placeholders[0].as_json:
+            return None
         turns = turns_of(without_json(self.whole_value(row)))
         if turns is None and self.alone and self.of_chats and not self.placeholders[0].path:
             self.fill(row)  # what is missing or empty has its own reason
@@ -400,7 +410,7 @@ def template(text: str, param: str) -> Template:
             code="bad_template",
             param=param,
             hint='write a column\'s name, or text with names in braces such as "{title}: {ingredients}"; a path is '
-            "written {messages[0].content}, what may be missing {input?}, and a brace {{",
+            "written {messages[0].content}, an object as JSON {output|json}, what may be missing {input?}, a brace {{",
         )
     return Template(text, tuple(literals), tuple(placeholders))
 
@@ -434,6 +444,11 @@ def plain_text(value: Any, column: str) -> str:
     if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return str(value)
     raise Defect(f"{OBJECT} in {column}" if isinstance(value, dict) else f"wrong type in {column}")
+
+
+def _as_json(value: Any) -> Any:
+    """A value as JSON, in the order of its keys; what is missing stays so."""
+    return value if _is_missing(value) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _is_missing(value: Any) -> bool:

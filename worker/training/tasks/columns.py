@@ -188,8 +188,10 @@ def _by_lower_case(columns: Collection[str]) -> dict[str, str]:
 def _is_known(placeholder: Placeholder, columns: Collection[str]) -> bool:
     if placeholder.text in columns or placeholder.name in columns:
         return True
-    if not placeholder.path or placeholder.column not in columns:
+    if placeholder.column not in columns or not (placeholder.path or placeholder.as_json):
         return False
+    if not placeholder.path:
+        return True
     first, *rest = placeholder.path
     of_object, of_items = _fields(f"{placeholder.column}.", columns), _fields(f"{placeholder.column}[0].", columns)
     if isinstance(first, str):
