@@ -17,7 +17,7 @@ import redis
 
 from jobs.attempt import Finished
 from jobs.disk.event_log import event_log
-from jobs.disk.removal import sweep
+from jobs.disk.removal import move_away, remove, sweep
 from jobs.disk.rundir import RunDir, list_runs
 from jobs.errors import Conflict, Damaged, NotFound, StoreUnavailable
 from jobs.events import AnyFact, DeviceWaiting, Fault
@@ -39,6 +39,8 @@ STANDBY_S = 5.0
 REBUILDING = 8
 """Jobs that are projected to an emptied Redis at the same time."""
 MOST_EXPIRIES = 5
+REFUSED_DRY_RUN_S = 86_400.0
+"""How long a dry run that has failed or was cancelled stays: there is nothing in it to come back to."""
 
 
 class Reconciler:
@@ -52,12 +54,13 @@ class Reconciler:
         *,
         lease_s: float = LEASE_MS / 1000,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._runs = runs
         self._store = store
         self._tickets = tickets
         self._lease_s = lease_s
-        self._clock = clock
+        self._clock, self._wall_clock = clock, wall_clock
         self._token = new_token()
         self._reachable_since: float | None = None
         self._records: dict[str, tuple[object, JobRecord]] = {}
@@ -147,7 +150,23 @@ class Reconciler:
         for repaired in damaged & {run.id for run, _ in whole}:
             self._store.clear_damage(repaired)
             log.warning("job %s can be read again", repaired)
+        for run, record in whole:
+            if record.dry_run and record.status in (Status.FAILED, Status.CANCELLED):
+                self._remove_when_old(run, record)
         return [(run, record) for run, record in whole if not record.status.terminal]
+
+    def _remove_when_old(self, run: RunDir, record: JobRecord) -> None:
+        if record.finished_at is None or self._wall_clock() - record.finished_at < REFUSED_DRY_RUN_S:
+            return
+        try:
+            moved = move_away(run)
+        except (Conflict, NotFound, OSError) as error:  # somebody deletes it now, or the next pass does
+            log.warning("dry run %s stays for now: %s", run.id, error)
+            return
+        self._store.forget(run.id)
+        self._records.pop(run.id, None)
+        remove(moved)
+        log.info("dry run %s, which was %s a day ago, is deleted", run.id, record.status)
 
     def _projected(self, run: RunDir, wiped: bool) -> JobRecord | None:
         """The record of one job, which Redis knows now. None: it is damaged, which Redis knows, too; or gone."""

@@ -17,7 +17,7 @@ from benchmarks.rebuild import story, write
 from jobs.attempt import Noted
 from jobs.disk.files import append_line
 from jobs.disk.removal import move_away
-from jobs.disk.rundir import RunDir, create, submitted_under
+from jobs.disk.rundir import RunDir, create, list_runs, submitted_under
 from jobs.errors import NewerFormat, Recovering
 from jobs.events import (
     AnyFact,
@@ -25,10 +25,13 @@ from jobs.events import (
     AttemptStarted,
     CheckpointSaved,
     DeviceWaiting,
+    Fault,
     JobCancelled,
+    JobFailed,
     JobPaused,
     JobPriorityChanged,
     JobSubmitted,
+    JobValidated,
 )
 from jobs.heartbeat import Gpu, TrainWorker, WorkerHeartbeat
 from jobs.redis.connection import connect
@@ -40,9 +43,9 @@ from jobs.spec import parse_spec
 from jobs.state import Stage, Status
 from tests.sinks.driving import until
 from tests.support.machine import Clock
-from tests.support.samples import QUEUED, STARTED, heartbeat, stumble_over, write_plan
+from tests.support.samples import QUEUED, STARTED, checked, heartbeat, stumble_over, write_plan
 from worker.ending import ending
-from worker.reconcile import MOST_EXPIRIES, Reconciler
+from worker.reconcile import MOST_EXPIRIES, REFUSED_DRY_RUN_S, Reconciler
 from worker.settings import from_environment
 from worker.supervise import CONTEXT, WorkerContext, work
 
@@ -56,10 +59,17 @@ class House:
         self.store = Store(self.client)
         self.tickets = Tickets(self.client)
         self.clock = Clock(0.0)
-        self.reconciler = Reconciler(runs, self.store, self.tickets, lease_s=0.0, clock=self.clock)
+        self.wall_clock = Clock(time.time())
+        self.reconciler = Reconciler(
+            runs, self.store, self.tickets, lease_s=0.0, clock=self.clock, wall_clock=self.wall_clock
+        )
 
-    def submit(self, job: str, *facts: AnyFact, resources: dict[str, Any] | None = None) -> RunDir:
-        first = JobSubmitted(name=job, model="m", spec_sha256="s", idempotency_key=f"key-{job}", body_sha256="b")
+    def submit(
+        self, job: str, *facts: AnyFact, resources: dict[str, Any] | None = None, dry_run: bool = False
+    ) -> RunDir:
+        first = JobSubmitted(
+            name=job, model="m", spec_sha256="s", idempotency_key=f"key-{job}", body_sha256="b", dry_run=dry_run
+        )
         spec = parse_spec({"data": {"train": "rows.jsonl"}, "resources": resources or {}})
         run, _ = create(self.runs, job, spec, first)
         self.store.project(run, run.record(), run.events())
@@ -438,6 +448,22 @@ def test_a_key_is_given_back_though_an_event_has_told_redis_of_the_job_again(hou
     assert house.store.number("a") == run.record().number
     house.reconciler.run_once()
     assert house.store.reserve("key-a", "new", "b") == ("a", "b")
+
+
+def test_dry_runs_that_came_to_nothing_are_deleted_after_a_day(house: House) -> None:
+    failed = JobFailed(error=Fault(code="bad_data", message="m", hint="h"))
+    ends: dict[str, AnyFact] = {"failed": failed, "cancelled": JobCancelled()}
+    for name, end in ends.items():
+        house.submit(f"dry-{name}", end, dry_run=True)
+        house.submit(f"real-{name}", end)
+    house.submit("dry-validated", checked(), JobValidated(), dry_run=True)
+    house.submit("dry-open", dry_run=True)
+    everything, ended = {run.id for run in list_runs(house.runs)}, time.time()
+    for later, gone in ((REFUSED_DRY_RUN_S - 600, set[str]()), (REFUSED_DRY_RUN_S, {"dry-failed", "dry-cancelled"})):
+        house.wall_clock.now = ended + later
+        house.reconciler.run_once()
+        assert {run.id for run in list_runs(house.runs)} == everything - gone
+        assert house.store.maintenance.known() == everything - gone
 
 
 def test_until_a_wiped_redis_is_rebuilt_the_directories_say_whose_key_it_is(wiped: House) -> None:
