@@ -1,9 +1,9 @@
-"""Tables that cut no cell: where the terminal is too narrow, columns go, and then texts are folded."""
+"""Tables: where the terminal is too narrow, ids get short, then columns go, and then texts are folded."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +16,8 @@ from rich.text import Text
 GAP, INDENT = 2, 2
 FOLDED = 8
 """Characters of a line of a folded text, at least."""
+SHORT_ID = 8
+"""Digits of an id: those of its second, more or less."""
 Row = Mapping[str, str | Text]
 
 
@@ -29,10 +31,14 @@ class Column:
     """Its turn to be left out, from 1; 0: never."""
     folds: int | None = None
     """Folded to as many characters before another column goes."""
+    short: Callable[[Sequence[str]], Sequence[str]] | None = None
+    """Shorter cells, for where there is no room for all columns."""
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Row], console: Console) -> None:
     """One line a row, or more where a text is folded. Where nothing else helps, lines are wider than the terminal."""
+    if _total(min(width, each.folds or width) for each, width in _widths(columns, rows)) > console.width:
+        rows = _shortened(columns, rows)
     for shown in _choices(columns):
         if _total(min(width, each.folds or width) for each, width in _widths(shown, rows)) <= console.width:
             break
@@ -51,6 +57,22 @@ def print_table(columns: Sequence[Column], rows: Sequence[Row], console: Console
         cells = zip(shown, table.columns, strict=True)
         table.add_row(*(_broken(row[each.title], column.width) for each, column in cells))
     console.print(table, crop=False)
+
+
+def short_ids(ids: Sequence[str]) -> list[str]:
+    """Of each the first digits, as many as tell all of them apart, `SHORT_ID` at least."""
+    digits = [each.partition("-")[2] for each in ids]
+    most = max(map(len, digits), default=0)
+    short = next((n for n in range(SHORT_ID, most) if len({each[:n] for each in digits}) == len(digits)), most)
+    return [each[:short] for each in digits]
+
+
+def _shortened(columns: Sequence[Column], rows: Sequence[Row]) -> Sequence[Row]:
+    for column in columns:
+        if column.short:
+            cells = column.short([str(row[column.title]) for row in rows])
+            rows = [{**row, column.title: cell} for row, cell in zip(rows, cells, strict=True)]
+    return rows
 
 
 def _broken(cell: str | Text, width: int | None) -> str | Text:

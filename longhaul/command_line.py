@@ -36,8 +36,8 @@ SUBJECTS = {
 def run(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code (longhaul/commands/command.py says which there are)."""
     errors = Terminal(stderr=True, highlight=False, soft_wrap=True)
-    # What is read by programs is not cut to a width of 80.
-    console = Terminal(width=None if sys.stdout.isatty() else WIDE)
+    # What is read by programs is as wide as COLUMNS says, and else not cut to a width of 80.
+    console = Terminal(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else WIDE)
     call = Call(_parser().parse_args(argv), os.environ, console, errors)
     try:
         code: int = call.given.run(call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from jobs.text.units import format_bytes, format_duration
 from longhaul.answers import JobDict
@@ -11,6 +12,11 @@ from longhaul.answers import JobDict
 def duration(seconds: float | None) -> str:
     """Its two largest units; a dash when unknown."""
     return "–" if seconds is None else format_duration(seconds)
+
+
+def largest_units(durations: Sequence[str]) -> list[str]:
+    """Of texts as `duration` makes them, with the first unit alone."""
+    return [" ".join(each.split()[:2]) for each in durations]
 
 
 def size(count: float | None) -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from jobs.text.printable import one_line
 from longhaul.answers import JsonObject, SweepDict, TrialDict
-from longhaul.columns import Column, Row, print_facts, print_table
+from longhaul.columns import Column, Row, print_facts, print_table, short_ids
 from longhaul.figures import clock, duration, loss
 
 STYLES = {
@@ -26,7 +26,7 @@ _ORDER = ("succeeded", "pruned", "running", "paused", "failed", "cancelled")
 _REASONS = {"max_hours": "its hours are over", "failures": "too many trials in a row failed alike"}
 _SWEEPS = (
     Column("name", folds=16),
-    Column("id"),
+    Column("id", short=short_ids),
     Column("status", folds=9),
     Column("trials", right=True, goes=3),
     Column("best", right=True, goes=2),

@@ -15,8 +15,8 @@ from jobs.state import is_open
 from jobs.text.printable import one_line
 from jobs.verdict import ConfidenceInterval, measured, warns
 from longhaul.answers import CheckpointDict, EventDict, JobDict, PageDict
-from longhaul.columns import Column, print_facts, print_table
-from longhaul.figures import clock, duration, loss, memory_needed, size, time_needed
+from longhaul.columns import Column, print_facts, print_table, short_ids
+from longhaul.figures import clock, duration, largest_units, loss, memory_needed, size, time_needed
 
 _STATUS_STYLES = {
     "succeeded": "green",
@@ -27,15 +27,15 @@ _STATUS_STYLES = {
     "damaged": "red",
 }
 _COLUMNS = (
-    Column("name", folds=16),
-    Column("id"),
+    Column("name", folds=8),
+    Column("id", short=short_ids),
     Column("status", folds=19),
-    Column("pos.", right=True, goes=5),
-    Column("prio.", right=True, goes=3),
+    Column("pos.", right=True, goes=3),
+    Column("prio.", right=True, goes=2),
     Column("step", right=True, goes=6),
-    Column("valid. loss", right=True, goes=2),
+    Column("loss", right=True, goes=4),
     Column("submitted", right=True, goes=1),
-    Column("left", right=True, goes=4),
+    Column("left", right=True, goes=5, short=largest_units),
 )
 
 
@@ -64,7 +64,7 @@ def _cells(job: JobDict) -> dict[str, str | Text]:
         "pos.": "–" if job["queue_position"] is None else f"{job['queue_position']}",
         "prio.": f"{job['priority']}",
         "step": f"{job['progress']['step']:,}/{job['steps']:,}" if job["steps"] else "–",
-        "valid. loss": loss(job["best_loss"] if job["final_loss"] is None else job["final_loss"]),
+        "loss": loss(job["best_loss"] if job["final_loss"] is None else job["final_loss"]),
         "submitted": clock(job["created_at"]),
         "left": duration(left),
     }

@@ -20,6 +20,7 @@ from jobs.state import is_open
 from jobs.text.printable import escaped
 from longhaul.answers import JobDict, SweepDict
 from longhaul.api import DEFAULT_URL, Longhaul
+from longhaul.columns import SHORT_ID
 from longhaul.jobfile import BadInput
 from longhaul.keys import set_instead
 
@@ -123,8 +124,8 @@ def find_id(api: Longhaul, given: str, command: str) -> str:
         return newest[0]["id"]
     if given.startswith("job-") and len(given) >= ID_LENGTH:
         return given
-    found = [job for job in api.all() if job["id"].startswith(given) or (job["name"] == given and not job["dry_run"])]
-    if not found and any(each["id"].startswith(given) or each["name"] == given for each in api.sweeps()):
+    found = [job for job in api.all() if _begins(job["id"], given) or (job["name"] == given and not job["dry_run"])]
+    if not found and any(_begins(each["id"], given) or each["name"] == given for each in api.sweeps()):
         raise BadInput(
             f"{given} is a sweep, and there is no such job",
             hint=f"longhaul sweep {command if command in FOR_SWEEPS else 'show'} {shlex.quote(given)}",
@@ -144,7 +145,12 @@ def find_sweep(api: Longhaul, given: str) -> str:
         if newest is None:
             raise BadInput("there is no sweep yet, so none is the last", hint="make one: `longhaul sweep FILE`")
         return newest["id"]
-    return _only(given, [each for each in api.sweeps() if each["id"].startswith(given) or each["name"] == given])
+    return _only(given, [each for each in api.sweeps() if _begins(each["id"], given) or each["name"] == given])
+
+
+def _begins(one: str, given: str) -> bool:
+    """Whether an id begins so, with or without its kind, as tables have it where there is little room."""
+    return one.startswith(given) or (len(given) >= SHORT_ID and one.partition("-")[2].startswith(given))
 
 
 def _only(given: str, found: Sequence[JobDict] | Sequence[SweepDict]) -> str:

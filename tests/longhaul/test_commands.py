@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,11 @@ from jobs.process.keys import read_keys
 from jobs.text.units import GIB
 from jobs.version import VERSION
 from longhaul import Longhaul
+from longhaul.commands.command import find_id
 from longhaul.main import main
 from longhaul.result_tables import print_checkpoints, print_workers
 from longhaul.tables import print_jobs
+from service.openapi.examples import by_schema
 from tests.longhaul.conftest import Run
 from tests.service.running import Service
 from tests.service.seeded import seed_sweep
@@ -208,7 +211,7 @@ def test_the_queue_is_read_filtered_and_reordered(run: Run, service: Service) ->
     assert run("priority", running, "10") == f"{running} is running, priority 10\n"
     service.append(running, JobCancelled())
     lines = run("list", "--status", "validating").splitlines()
-    assert lines[0].split() == ["name", "id", "status", "pos.", "prio.", "step", "valid.", "loss", "submitted", "left"]
+    assert lines[0].split() == ["name", "id", "status", "pos.", "prio.", "step", "loss", "submitted", "left"]
     assert [line.split()[:5] for line in lines[1:]] == [
         ["tiny", second, "validating", "1", "7"],
         ["tiny", first, "validating", "2", "0"],
@@ -226,7 +229,7 @@ def test_the_queue_is_read_filtered_and_reordered(run: Run, service: Service) ->
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
-def test_a_narrow_terminal_shows_ids_and_names_whole(service: Service, width: int) -> None:
+def test_a_narrow_terminal_shows_short_ids_that_lead_to_the_jobs_and_names_whole(service: Service, width: int) -> None:
     name = "a-name-that-is-far-too-long-for-this"
     job = service.submit(name=name)
     error = Fault(code="no_valid_checkpoint", message="m", hint=None)
@@ -235,12 +238,32 @@ def test_a_narrow_terminal_shows_ids_and_names_whole(service: Service, width: in
     other = service.submit(name="recipes")
     shown = printed(width, lambda console, api: print_jobs(api.list(), console), service)
     lines = shown.splitlines()
-    [at] = [at for at, line in enumerate(lines) if job in line]
-    assert lines[1].split()[:2] == ["recipes", other] and "…" not in shown
-    start, end = lines[0].index("name"), lines[0].index("id")
+    start, end = lines[0].index("name"), lines[0].index(" id") + 1
+    short = [line[end:].split()[0] for line in lines[1:] if line[end : end + 1].strip()]
+    with Longhaul(service.url, service.settings.api_key) as api:
+        assert [find_id(api, each, "show") for each in short] == [other, job]
+    at = next(at for at, line in enumerate(lines) if short[1] in line)
     assert "".join(line[start:end].strip() for line in lines[at:]) == name
-    assert max(map(len, lines)) <= max(width, 24 + 2 + 8 + 2 + 8)
+    assert max(map(len, lines)) <= max(width, 8 + 2 + 20 + 2 + 8) and "…" not in shown
     assert "no_valid_checkpoint" in shown or width == 40
+
+
+def test_sixty_columns_have_room_for_step_loss_and_time_left() -> None:
+    job = {**by_schema()["Job"], "best_loss": 1.3982, "estimated_finish": time.time() + 899}
+    page: Any = {"data": [job, {**job, "id": "job-06e1m9rr2b1w0h7n4v8s"}], "has_more": False}
+    shown = printed(60, lambda console, _: print_jobs(page, console)).splitlines()
+    assert {"id", "status", "step", "loss", "left"} <= {*shown[0].split()}
+    assert max(map(len, shown)) <= 60 and "4,200/85,157" in shown[1] and "1.3982" in shown[1]
+
+
+@pytest.mark.parametrize(("columns", "whole"), [("60", False), ("", True)])
+def test_a_pipe_is_as_wide_as_columns_says(service: Service, columns: str, whole: bool) -> None:
+    job = service.submit(name="recipes")
+    environment = {**os.environ, "COLUMNS": columns}
+    command = [sys.executable, "-m", "longhaul.main", "list"]
+    lines = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert (job in lines[1]) == whole == ("submitted" in lines[0])
+    assert job.partition("-")[2][:8] in lines[1] and (whole or max(map(len, lines)) <= 60)
 
 
 def test_narrow_tables_of_workers_and_checkpoints_show_ids_whole() -> None:
