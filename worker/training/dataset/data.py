@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # the GPU benchmarks run where there is no pydantic
     from jobs.dataset_report import DatasetSummary
     from worker.training.dataset.manifest import Manifest
 
-FORMAT = 9
+FORMAT = 10
 """Goes up whenever the same rows would be prepared differently."""
 SIDES = ("input", "target")
 PARTS = ("train", "validation")
@@ -89,7 +89,8 @@ class Rows:
 
     def whole_targets(self, chosen: Collection[int]) -> dict[int, str]:
         """The texts of those of the chosen targets whose tokens have lost something: their end, or characters that the
-        tokenizer does not know. None in data that earlier versions prepared."""
+        tokenizer does not know or writes as others, such as line breaks. None, or not all, in data that earlier
+        versions prepared."""
         with contextlib.suppress(FileNotFoundError), open(self._folder / WHOLE_TARGETS, encoding="ascii") as lines:
             row_of = {int(self._numbers[row]): row for row in chosen}
             return {row_of[number]: text for number, text in map(json.loads, lines) if number in row_of}

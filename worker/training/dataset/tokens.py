@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -205,6 +208,10 @@ class Encoder:
         self._dtype = token_dtype(state.size)
         self._words = WordTokens.of(self._fast, self._dtype) if state.by_words else None
         self._added = len(state.leading) + len(state.trailing)
+        self._kept: set[str] = set()
+        self._lost: set[str] = set()
+        """Characters, as far as `keeps` has met them."""
+        self._spells_words, self._spells_runs = self._spells("a a"), self._spells("a  a")
 
     def encode(self, texts: Sequence[str], limit: int) -> EncodedTexts:
         """At most `limit` tokens of each text, with what stands before and behind it, for which there is room."""
@@ -245,6 +252,34 @@ class Encoder:
             cut = len(text) - offsets[int(encoded.lengths[0]) - self._added][0]
         return int(encoded.lengths[0]), cut, encoded.unknown.get(0, Counter())
 
+    def keeps(self, text: str) -> bool:
+        """Whether its tokens spell a text as it is, but for white space around it: T5's know no line break, and write
+        many a character as another. By characters, of which each is looked at once; true where a tokenizer's tokens
+        do not even spell plain words."""
+        if not self._spells_words:
+            return True
+        text = text.strip()
+        if self._beyond_ascii.search(text):
+            self._look_at(set(text))
+            if not self._lost.isdisjoint(text):
+                return False
+        return "  " not in text or self._spells_runs
+
+    @functools.cached_property
+    def _beyond_ascii(self) -> re.Pattern[str]:
+        """A character other than those of ASCII that are kept: most texts have none, which is seen fast."""
+        self._look_at(set(map(chr, range(0x20, 0x7F))))
+        return re.compile(f"[^{re.escape(''.join(sorted(self._kept)))}]")
+
+    def _look_at(self, characters: set[str]) -> None:
+        new = characters - self._kept - self._lost
+        kept = {character for character in new if not _joins(character) and self._spells(f"a{character}a")}
+        self._kept |= kept
+        self._lost |= new - kept
+
+    def _spells(self, text: str) -> bool:
+        return bool(self._fast.decode(self._fast.encode(text, add_special_tokens=False).ids) == text)
+
     def _pieces(self, texts: Sequence[str]) -> list[bytes]:
         if self._words is not None:
             return [self._words.tokens(text) for text in texts]
@@ -271,3 +306,8 @@ def unusable(message: str) -> Rejected:
         param="model",
         hint="save the tokenizer with save_pretrained of a recent transformers, so that there is a tokenizer.json",
     )
+
+
+def _joins(character: str) -> bool:
+    """Whether a tokenizer may write it and the one before it as one: an accent, a part of a Korean syllable."""
+    return unicodedata.category(character).startswith("M") or "\u1100" <= character <= "\u11ff"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from jobs.preview import RowPreview, TextPreview
 from worker.training.dataset.data import SIDES
 from worker.training.dataset.encoding import EncodedRows, Limits
@@ -25,7 +23,8 @@ class PairEncoder:
         input, target = (
             self._encoder.encode([getattr(one, side) for one in texts], self._limits[side]) for side in SIDES
         )
-        lossy = np.flatnonzero((target.full_lengths > target.lengths) | (target.unknown_tokens > 0)).tolist()
+        short = (target.full_lengths > target.lengths) | (target.unknown_tokens > 0)
+        lossy = [row for row, one in enumerate(texts) if short[row] or not self._encoder.keeps(one.target)]
         return EncodedRows({"input": input, "target": target}, whole_targets={row: texts[row].target for row in lossy})
 
     def preview(self, number: int, texts: Texts, rewritten: Mapping[str, int]) -> RowPreview:
