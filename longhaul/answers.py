@@ -66,6 +66,7 @@ class PlanSummaryDict(TypedDict, total=False):
     target: str
     labels: int
     new_tensors: list[str]
+    reading: str | None
     read_as: str | None
     steps: int
     limited_by: Literal["epochs", "max_steps", "max_hours", "early_stopping"]

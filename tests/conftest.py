@@ -48,6 +48,8 @@ if "LONGHAUL_TRACES" not in os.environ:
 os.environ["PYTHONPATH"] = os.pathsep.join([str(NEVER_IDLE), *filter(None, [os.environ.get("PYTHONPATH")])])
 # Read when ctranslate2 is imported, which a test module may do before the code that sets it (ctranslate2_folder.py).
 os.environ.setdefault("CT2_USE_MKL", "1")
+# Of whoever tests: what commands print is as wide as it says.
+os.environ.pop("COLUMNS", None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts what runs in the background so, and children inherit it: those of tests have to hear Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
