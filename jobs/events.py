@@ -19,6 +19,7 @@ from jobs.memory_plan import MemorySummary
 from jobs.plan import CheckSummary, StepLimit, TimeSummary
 from jobs.reasons import Reason
 from jobs.state import Requested
+from jobs.text.units import format_share
 from jobs.verdict import Base, BaseDifference, ConfidenceInterval, Verdict, measured
 
 
@@ -444,7 +445,7 @@ class Sample(Frozen):
     @property
     def answer(self) -> str:
         """What the model wrote, for people: a label with its probability."""
-        return self.generated if self.probability is None else f"{self.generated} ({self.probability:.0%})"
+        return self.generated if self.probability is None else f"{self.generated} ({format_share(self.probability)})"
 
 
 class CheckpointSaved(Fact):

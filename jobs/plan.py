@@ -15,7 +15,7 @@ from jobs.gpus import REFERENCE, GpuFacts, short_name
 from jobs.labels import LabelPlan
 from jobs.memory_plan import DType, MemoryPlan, MemorySummary, OptimizerName
 from jobs.spec import FullMethod, JobSpec, TrainingSpec
-from jobs.text.units import durations_alike, format_duration
+from jobs.text.units import durations_alike, format_duration, format_number, format_share
 from jobs.verdict import LEAST_ROWS
 
 EXPECTED_SHARE = 0.4
@@ -177,7 +177,7 @@ class EvaluationTime(Frozen):
     def text(self) -> str:
         """For people, such as `13 evaluations of about 40 s, 2 % of the run`."""
         times = f"{self.count:,} evaluation{'s' if self.count > 1 else ''} of"
-        return f"{times} about {format_duration(self.seconds)}, {self.share:.0%} of the run"
+        return f"{times} about {format_duration(self.seconds)}, {format_share(self.share)} of the run"
 
 
 class TimeFigures(Frozen):
@@ -380,8 +380,9 @@ class SourceSummary(Frozen):
         """For people: where it continues, and whether the learning rate jumps there."""
         loss = "" if self.loss is None else f", where the validation loss was {self.loss:.4f}"
         before, then = self.learning_rate, self.next_learning_rate
-        jumps = before is not None and then is not None and not 0.5 * before <= then <= 2 * before
-        rate = f"; the learning rate goes from {before:.2g} to {then:.2g}" if jumps else ""
+        rate = ""
+        if before is not None and then is not None and not 0.5 * before <= then <= 2 * before:
+            rate = f"; the learning rate goes from {format_number(before)} to {format_number(then)}"
         return f"continues from step {self.step:,} of {self.job}{loss}{rate}"
 
 

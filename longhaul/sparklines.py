@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 from rich.text import Text
 
+from jobs.text.units import format_number
 from longhaul.answers import MetricDict
 from longhaul.columns import GAP, Column, print_table, width_of
 from longhaul.figures import size
@@ -68,4 +69,4 @@ def _finite(value: float | None) -> float | None:
 
 
 def _wording(field: str) -> Callable[[float], str]:
-    return size if field.endswith("_bytes") else lambda value: f"{value:.4g}"
+    return size if field.endswith("_bytes") else format_number

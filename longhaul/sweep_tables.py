@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from jobs.text.printable import one_line
+from jobs.text.units import format_share
 from longhaul.answers import JsonObject, SweepDict, TrialDict
 from longhaul.columns import Column, Row, print_facts, print_table, short_ids
 from longhaul.figures import clock, duration, loss
@@ -78,7 +79,7 @@ def print_sweep(sweep: SweepDict, trials: Sequence[TrialDict], console: Console)
         jobs = (f"{job} (its model is gone)" if job in best["gone"] else job for job in best["jobs"])
         lines += [("best", Text(figures)), ("its jobs" if len(best["jobs"]) > 1 else "its job", " ".join(jobs))]
     if sweep["importances"]:
-        shares = (f"{names.get(key, key)} {share:.0%}" for key, share in sweep["importances"].items())
+        shares = (f"{names.get(key, key)} {format_share(share)}" for key, share in sweep["importances"].items())
         so_far = " (provisional)" if sweep["status"] == "running" else ""
         lines.append(("differences", Text(f"explained by {', '.join(shares)}{so_far}")))
     lines += [("" if number else "note", Text(each)) for number, each in enumerate(sweep["warnings"])]

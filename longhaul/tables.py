@@ -13,6 +13,7 @@ from jobs.evaluation_metrics import chosen_text
 from jobs.plan import limit_words
 from jobs.state import is_open
 from jobs.text.printable import one_line
+from jobs.text.units import format_number, format_share
 from jobs.verdict import ConfidenceInterval, measured, warns
 from longhaul.answers import CheckpointDict, EventDict, JobDict, PageDict
 from longhaul.columns import Column, print_facts, print_table, short_ids
@@ -100,11 +101,12 @@ def print_job(job: JobDict, console: Console, checkpoints: Sequence[CheckpointDi
         limit = f" ({words})" if (words := limit_words(job["limited_by"])) else ""
         lines.append(("progress", f"step {progress['step']:,} of {job['steps']:,}{limit}, attempt {job['attempt']}"))
     if progress["at"]:
-        speed = [f"{progress['rows_per_s']:.1f} rows/s"]
+        rate = progress["rows_per_s"]
+        speed = [] if rate is None else [f"{format_number(rate, 3)} rows/s"]
         if progress["tokens_per_s"] is not None:
-            speed.append(f"{progress['tokens_per_s']:,.0f} tokens/s")
+            speed.append(f"{format_number(progress['tokens_per_s'])} tokens/s")
         if progress["mfu"] is not None:
-            speed.append(f"MFU {progress['mfu']:.0%}")
+            speed.append(f"MFU {format_share(progress['mfu'])}")
         lines.append(("training loss", f"{loss(progress['loss'])} at {', '.join(speed)}"))
     elif needed := time_needed(job):
         lines.append(("time needed", Text(needed)))

@@ -17,6 +17,7 @@ from rich.text import Text
 from jobs.events import Sample
 from jobs.plan import limit_words
 from jobs.text.printable import one_line
+from jobs.text.units import format_number, format_share
 from longhaul.answers import EventDict, JobDict
 from longhaul.api import ApiError, Longhaul, Unreachable
 from longhaul.columns import GAP, print_facts
@@ -197,10 +198,10 @@ def _figures(job: JobDict) -> list[str]:
     rate, tokens, share = progress["rows_per_s"], progress["tokens_per_s"], progress["mfu"]
     parts += [
         f"training loss {loss(progress['loss'])}",
-        f"{rate:.1f} rows/s",
+        *([f"{format_number(rate, 3)} rows/s"] if rate is not None else []),
         size(progress["memory_bytes"]),
-        *([f"MFU {share:.0%}"] if share is not None else []),
-        *([f"{tokens:,.0f} tokens/s"] if tokens is not None else []),
+        *([f"MFU {format_share(share)}"] if share is not None else []),
+        *([f"{format_number(tokens)} tokens/s"] if tokens is not None else []),
         *([limit] if (limit := limit_words(job["limited_by"])) else []),
     ]
     return parts

@@ -11,7 +11,7 @@ from jobs.events import Fault
 from jobs.frozen import Frozen
 from jobs.memory_plan import OptimizerName
 from jobs.state import Status
-from jobs.text.units import format_bytes
+from jobs.text.units import format_bytes, format_number
 from jobs.verdict import ConfidenceInterval
 
 GroupName = Literal["data", "model", "memory", "training", "versions", "gpu", "outcome"]
@@ -192,4 +192,4 @@ def value_text(key: str, value: JsonValue) -> str:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     if key.endswith("_bytes") or key.startswith("memory.parts."):
         return format_bytes(value)
-    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else format_number(value)

@@ -1,7 +1,13 @@
-"""Bytes, durations and sizes of models for people. No other module words them (`tests/jobs/test_units.py`)."""
+"""Numbers, shares, bytes, durations and sizes of models for people. No other module words them
+(`tests/jobs/test_units.py`).
+
+Counts have thousands separators: `58,006`. A share is a percentage with a space before its sign: `15.1 %`. Other
+figures have four significant digits, small ones a power of ten: `1.912`, `8.85e-4`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -34,6 +40,38 @@ def byte_unit(*counts: float) -> ByteUnit:
     unit = _BYTE_UNITS[index]
     vanishes = any(count and not round(count / unit.size, unit.places) for count in counts)
     return _BYTE_UNITS[index - 1] if vanishes and index else unit
+
+
+def format_share(share: float) -> str:
+    """`15.1 %`, `50 %`, `0.35 %`: one digit after the point, below 1 % two significant ones; no part is called all."""
+    percent = 100 * share
+    if not math.isfinite(percent):
+        return f"{percent} %"
+    if 99.95 <= percent < 100:
+        return "> 99.9 %"
+    shown = f"{percent:,.1f}" if abs(percent) >= 0.995 else f"{percent:.2g}"
+    return f"{_plain(shown)} %"
+
+
+def format_number(value: float, digits: int = 4) -> str:
+    """A loss, a rate, a setting: `1.912`, `0.5`, `14,732`, `8.85e-4`. From 1,000 on a whole number."""
+    if not value or not math.isfinite(value):
+        return f"{value:.0f}"
+    mantissa, _, power = f"{value:.{digits - 1}e}".partition("e")
+    if int(power) < -3:
+        return f"{_plain(mantissa)}e{int(power)}"
+    if abs(value) >= 999.5:
+        return f"{value:,.0f}"
+    return _plain(f"{value:#.{digits}g}")
+
+
+def format_change(value: float, digits: int = 4) -> str:
+    """The same with its sign: `+0.5`, `-8.85e-4`."""
+    return f"{'+' if value >= 0 else ''}{format_number(value, digits)}"
+
+
+def _plain(figure: str) -> str:
+    return figure.rstrip("0").rstrip(".") if "." in figure else figure
 
 
 def format_bytes(count: float) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from jobs.export import DTYPES, ExportFormat
+from jobs.text.units import format_number
 from longhaul.answers import ExportDict, PushDict
 from longhaul.api import Longhaul
 from longhaul.commands.command import JOB_ENDED_BADLY, Call, Commands, print_json
@@ -77,7 +78,7 @@ def _export(call: Call) -> int:
         check, all_bytes = found["verification"], sum(each["bytes"] for each in found["files"])
         call.say(
             f"{given.to} ({found['dtype']}), {size(all_bytes)}: {check['runtime']} gives {check['tokens']:,} held-out "
-            f"tokens the log-probabilities of the model, up to {check['difference']:.2g} nats on average "
+            f"tokens the log-probabilities of the model, up to {format_number(check['difference'], 2)} nats on average "
             f"(limit {check['limit']:g})"
         )
         call.say(f"in {made['path']}/ of the job" if given.no_download else f"in {folder / str(made['path'])}")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jobs.text.units import format_number, format_share
 from longhaul.answers import GenerationDict
 from longhaul.commands.command import LEFT, OK, Call, Commands, print_json
 from longhaul.jobfile import BadInput
@@ -113,7 +114,7 @@ class _Shown:
                 self._begin(data["model"])
                 width = max(len(each["label"]) for each in data["labels"])
                 for each in data["labels"][:10]:
-                    self._print(f"{each['label']:{width}}  {each['probability']:6.1%}\n")
+                    self._print(f"{each['label']:{width}}  {format_share(each['probability']):>8}\n")
             case "output":
                 self._begin(data["model"])
                 if not self._wrote and (self._titled or self._call.console.is_terminal):
@@ -197,7 +198,7 @@ def _read(file: Path | None) -> str:
 def _how(answer: GenerationDict) -> str:
     """Where it ran, and how fast."""
     why = f" ({answer['why']})" if answer["why"] else ""
-    speed = f", {answer['tokens_per_s']:,.1f} tokens/s" if answer["tokens_per_s"] else ""
+    speed = f", {format_number(answer['tokens_per_s'], 3)} tokens/s" if answer["tokens_per_s"] else ""
     seed = "" if answer["seed"] is None else f", seed {answer['seed']}"
     return f"on the {_place(answer['device'])}{why}{speed}{seed}"
 

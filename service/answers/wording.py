@@ -49,7 +49,7 @@ from jobs.events import (
 from jobs.memory_plan import MemorySummary, describe
 from jobs.plan import StepLimit, TimeSummary, limit_words
 from jobs.reasons import Reason
-from jobs.text.units import bytes_alike, bytes_by_name, format_bytes, format_duration
+from jobs.text.units import bytes_alike, bytes_by_name, format_bytes, format_duration, format_share
 
 log = logging.getLogger("longhaul.service")
 UNWORDED = Counter(
@@ -277,8 +277,9 @@ def _prepared(data: PreparedSummary, rows_per_epoch: int | None, *, trains: bool
     parts = [f"{data.train_rows:,} {'training ' if trains else ''}rows{an_epoch}"]
     if data.validation_rows:
         asked, share = data.validation_asked, data.validation_share
-        differs = isinstance(asked, float) and not 0.5 <= share / asked <= 1.5
-        note = f" ({share:.1%} instead of {asked:.1%})" if differs else ""
+        note = ""
+        if isinstance(asked, float) and not 0.5 <= share / asked <= 1.5:
+            note = f" ({format_share(share)} instead of {format_share(asked)})"
         parts.append(f"{data.validation_rows:,} validation rows{note}")
     if rejected := sum(data.rejected.values()) - data.left_out:
         parts.append(f"{rejected:,} rejected")

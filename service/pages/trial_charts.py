@@ -12,6 +12,7 @@ from itertools import groupby
 
 from jobs.sweeps.space import Parameter, Value
 from jobs.sweeps.spec import SweepSpec
+from jobs.text.units import format_number
 from service import answers
 from service.pages.line_chart import span, ticks
 
@@ -163,7 +164,7 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
 def setting_text(value: Value, most: int = 60) -> str:
     """A setting for people, of so many characters at most."""
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return format_number(value)
     return clipped(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), most)
 
 
@@ -208,7 +209,7 @@ def _number_axis(name: str, low: float, high: float, *, log: bool = False, whole
         return min(1.0, max(0.0, (scaled(value) - first) / (last - first)))
 
     found = _log_ticks(low, high) if log else ticks(low, high)
-    labels = [(place(tick), f"{tick:.6g}") for tick in found if not whole or tick == round(tick)]
+    labels = [(place(tick), format_number(tick, 6)) for tick in found if not whole or tick == round(tick)]
     return Axis(name, tuple((at, text) for at, text in labels if at is not None), place)
 
 

@@ -13,7 +13,7 @@ from jobs.comparison.answer import Difference
 from jobs.evaluation_metrics import chosen_text, metric_figure, metric_words
 from jobs.memory_plan import layers
 from jobs.plan import limit_words
-from jobs.text.units import bytes_alike, format_bytes, format_duration, format_parameters
+from jobs.text.units import bytes_alike, format_bytes, format_duration, format_number, format_parameters, format_share
 from jobs.verdict import measured, measured_text
 from service import answers
 from service.pages.trial_charts import clipped, setting_text
@@ -42,13 +42,13 @@ def whole(count: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """0.256 is 26 %."""
-    return DASH if share is None else f"{share:.0%}"
+    """0.256 is 25.6 %."""
+    return DASH if share is None else f"{format_share(share)}"
 
 
 def small(value: float | None) -> str:
-    """Three figures, such as a learning rate."""
-    return DASH if value is None else f"{value:.3g}"
+    """Such as a learning rate."""
+    return DASH if value is None else format_number(value)
 
 
 def moment(at: float) -> str:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
+import math
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,15 +21,29 @@ from jobs.text.units import (
     bytes_by_name,
     durations_alike,
     format_bytes,
+    format_change,
     format_duration,
     format_milliseconds,
+    format_number,
     format_parameters,
     format_rate,
+    format_share,
 )
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("jobs", "service", "worker", "longhaul", "benchmarks")
 H = 3600
+SHARES = [
+    (0, "0 %"), (1, "100 %"), (0.5, "50 %"), (0.1512, "15.1 %"), (0.998, "99.8 %"), (0.9996, "> 99.9 %"),
+    (0.0994, "9.9 %"), (0.01, "1 %"), (0.0099, "0.99 %"), (0.0035, "0.35 %"), (0.00002, "0.002 %"), (2.5, "250 %"),
+    (-0.051, "-5.1 %"),
+]  # fmt: skip
+NUMBERS = [
+    (0, "0"), (1.9123, "1.912"), (0.5, "0.5"), (0.12345, "0.1235"), (99.995, "100"), (38.21, "38.21"),
+    (999.9, "1,000"), (999.4, "999.4"), (58_006, "58,006"), (14_732.4, "14,732"), (0.001, "0.001"),
+    (0.000885, "8.85e-4"), (5e-5, "5e-5"), (1.8e-6, "1.8e-6"), (-0.25, "-0.25"),
+    (0.00099999, "0.001"),
+]  # fmt: skip
 AN_UNIT = re.compile(r"\s?([KMGT]i?B|B|ms|s|sec|seconds|min|minutes|h|hours|d|days)\b")
 
 
@@ -82,6 +100,71 @@ def test_durations_have_two_units_and_none_is_full(seconds: float, text: str) ->
 def test_durations_that_are_compared_have_the_units_of_the_shortest() -> None:
     assert durations_alike(20 * H, 66.5 * H) == ["20 h", "66 h 30 min"]
     assert durations_alike(131 * H, 434 * H) == ["5 d 11 h", "18 d 2 h"]
+
+
+@pytest.mark.parametrize(("share", "text"), SHARES)
+def test_shares_are_percentages_and_no_part_is_called_nothing_or_all(share: float, text: str) -> None:
+    assert format_share(share) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [*NUMBERS, (math.nan, "nan")])
+def test_numbers_have_four_significant_digits_and_small_ones_a_power_of_ten(value: float, text: str) -> None:
+    assert format_number(value) == text
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="the scripts of the pages are run by node")
+def test_the_scripts_of_the_pages_write_them_alike() -> None:
+    static = ROOT / "service" / "pages" / "static"
+    figure, share = (
+        re.search(rf"^(?:export )?(function {name}\(.*?\n}})", (static / file).read_text(), re.S | re.M)
+        for name, file in (("figure", "charts.js"), ("share", "try.js"))
+    )
+    assert figure and share
+    program = f"{figure[1]}\n{share[1]}\nconst [numbers, shares] = {json.dumps([NUMBERS, SHARES])};\n"
+    program += "console.log(JSON.stringify([numbers.map(([v]) => figure(v)), shares.map(([v]) => share(v))]));"
+    found = subprocess.run(["node", "-e", program], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert json.loads(found) == [[text for _, text in NUMBERS], [text for _, text in SHARES]]
+
+
+def test_fewer_digits_can_be_asked_for() -> None:
+    assert [format_number(value, 3) for value in (38.21, 0.0512, 1234.5)] == ["38.2", "0.0512", "1,234"]
+    assert [format_change(value) for value in (0.5, -8.85e-4)] == ["+0.5", "-8.85e-4"]
+
+
+BY_HAND = re.compile(r"[+,]*\d*(\.\d+)?%|[+,]*\.\d+[ge]")
+"""Formats of shares and of so many significant digits. `g` alone shows a setting as it was typed."""
+OTHERS_FORMATS = {
+    "jobs/text/units.py": "it is the formatter",
+    "jobs/sweeps/space.py": "a value of a parameter, rounded",
+    "worker/suggestions.py": "a value of a parameter, rounded",
+    "service/pages/trial_charts.py": "coordinates, and the ticks of an axis",
+    "service/pages/line_chart.py": "ticks of an axis",
+}
+
+
+def figures_by_hand(tree: ast.AST) -> Iterator[int]:
+    """Lines where an f-string formats a share or so many significant digits."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FormattedValue) and isinstance(node.format_spec, ast.JoinedStr):
+            spec = "".join(str(part.value) for part in node.format_spec.values if isinstance(part, ast.Constant))
+            if BY_HAND.fullmatch(spec):
+                yield node.lineno
+
+
+def test_no_other_module_words_shares_or_significant_digits() -> None:
+    files = [file for room in ("jobs", "service", "worker", "longhaul") for file in (ROOT / room).rglob("*.py")]
+    found = [
+        f"{name}:{line}"
+        for file in files
+        if (name := str(file.relative_to(ROOT))) not in OTHERS_FORMATS
+        for line in figures_by_hand(ast.parse(file.read_text()))
+    ]
+    assert not found, "jobs/text/units.py has format_share and format_number"
+
+
+def test_a_share_and_a_small_number_made_by_hand_are_found() -> None:
+    source = 'f"{part:.1%} of {loss:.4g}, {rate:+,.2g}, {weight:g}, {count:,}, {percent:6.0%}"'
+    assert len(list(figures_by_hand(ast.parse(source)))) == 4
 
 
 def made_by_hand(tree: ast.AST) -> Iterator[int]:

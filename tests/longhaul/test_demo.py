@@ -38,7 +38,7 @@ def report(tmp_path: Path, losses: list[float], **changes: Any) -> tuple[int, st
 def test_success_shows_paths_samples_and_both_losses(tmp_path: Path) -> None:
     code, out = report(tmp_path, [6.0, 4.0, 3.0])
     assert code == 0
-    for part in ("runs/job-1/model", "runs/job-1/loss.png", "runs/job-1/trainer.log", "6.0000 → 3.0000: 50% lower"):
+    for part in ("runs/job-1/model", "runs/job-1/loss.png", "runs/job-1/trainer.log", "6.0000 → 3.0000: 50 % lower"):
         assert part in out
     assert out.count("Bake [bold]it[/bold].") == 3
 
@@ -46,8 +46,8 @@ def test_success_shows_paths_samples_and_both_losses(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("losses", "changes", "part"),
     [
-        ([6.0, 3.7], {}, "less than the 40%"),
-        ([6.0], {}, "0% lower"),
+        ([6.0, 3.7], {}, "less than the 40 %"),
+        ([6.0], {}, "0 % lower"),
         ([], {}, "no evaluation"),
         ([6.0, 1.0], {"status": "failed", "error": {"message": "no room left"}}, "no room left"),
         ([6.0, 1.0], {"status": "cancelled"}, "the job was cancelled"),

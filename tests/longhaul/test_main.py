@@ -304,7 +304,7 @@ def test_a_terminal_sees_bar_figures_and_time_left(service: Service) -> None:
     assert ended["status"] == "succeeded"
     shown = screen.getvalue()
     assert f"step 0/20 · {NEEDED}" in shown, "until there are figures"
-    assert "step 10/20 · 1 h left · training loss 3.2500 · 12.5 rows/s · 3.0 GiB · MFU 42% · 4,321 tokens/s" in shown
+    assert "step 10/20 · 1 h left · training loss 3.2500 · 12.5 rows/s · 3.0 GiB · MFU 41.7 % · 4,321 tokens/s" in shown
     assert "━" in screen.getvalue()
 
 

@@ -118,7 +118,7 @@ def test_a_good_run_is_two_messages_and_a_picture(channel: JobChannel) -> None:
     story.train(channel.run, 10, 200)
     channel.turn(after_s=20)
     assert "step 200 of 400" in start.text
-    assert "50.0%" in start.text
+    assert "50 %" in start.text
     assert "██████████░░░░░░░░░░" in start.text
     assert "training begins" not in start.text, "it has"
     assert {each["name"]: each["value"] for each in start.payload["embeds"][0]["fields"]} == {
@@ -127,10 +127,10 @@ def test_a_good_run_is_two_messages_and_a_picture(channel: JobChannel) -> None:
         "Time left": "11 min 10 s",
         "Rows per second": "38.2",
         "Tokens per second": "14,700",
-        "MFU": "60.1%",
+        "MFU": "60.1 %",
         "Memory": "27.0 GiB",
-        "Learning rate": "5e-05",
-        "GPU": "97% busy · 30.0 GiB in use · 71 °C · 412 W",
+        "Learning rate": "5e-5",
+        "GPU": "97 % busy · 30.0 GiB in use · 71 °C · 412 W",
     }
     story.train(channel.run, 210, 400)
     story.succeed(channel.run)
@@ -629,7 +629,7 @@ def test_the_time_that_a_job_needs_is_told_before_it_starts_and_until_it_is_meas
     channel.turn(after_s=60)
     shown = fields(channel.messages[1])
     assert "Time needed" not in shown
-    assert (shown["Time left"], shown["Tokens per second"], shown["MFU"]) == ("21 min 13 s", "14,700", "60.1%")
+    assert (shown["Time left"], shown["Tokens per second"], shown["MFU"]) == ("21 min 13 s", "14,700", "60.1 %")
 
 
 def test_the_memory_that_a_job_needs_is_told_beside_the_time(channel: JobChannel) -> None:

@@ -99,7 +99,7 @@ def test_a_sweep_is_one_message_from_its_start_to_its_end(discord: FakeDiscord, 
         "Its settings": "```\ntraining.batch_size = 8\n```",
         "Its model": "[its page](https://longhaul.example/jobs/job-1), or `longhaul download job-1`",
         "Failed": "1 × `out_of_memory`: the GPU is full",
-        "Importance of the parameters": "training.batch_size 100%",
+        "Importance of the parameters": "training.batch_size 100 %",
     }
     assert feed.closed
     asked = len(discord.requests)

@@ -353,7 +353,7 @@ def test_too_many_bad_rows_are_refused_with_their_commonest_reasons(workplace: W
     workplace.rows("rows.jsonl", pairs(94) + bad)
     error = refusal(workplace)
     assert (error.detail_code, error.reason) == ("too_many_invalid_rows", "bad_data")
-    assert "6 of 100 rows of rows.jsonl cannot be used (6.0%" in str(error)
+    assert "6 of 100 rows of rows.jsonl cannot be used (6 %" in str(error)
     assert "bad JSON: 3 (lines 95, 96, 100)" in str(error)
     assert str(error.hint).endswith("or set data.max_invalid_fraction to 0.06 to continue without them")
     result = workplace.check(workplace.job(data={"max_invalid_fraction": 0.06}))["plan"]

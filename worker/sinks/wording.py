@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jobs.text.units import format_number
+
 BAR_CELLS = 20
 
 SHORTAGES = {
@@ -32,8 +34,8 @@ def change(first: float | None, last: float | None) -> str:
     if last is None:
         return "not measured"
     if first is None or first == last:
-        return f"{last:.4g}"
-    return f"{first:.4g} → {last:.4g}"
+        return format_number(last)
+    return f"{format_number(first)} → {format_number(last)}"
 
 
 def bar(fraction: float) -> str:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from jobs.errors import Rejected
+from jobs.text.units import format_change, format_number
 from worker.training.adapters.merging import computed_merged
 from worker.training.adapters.wide import Widened
 from worker.training.dataset.data import PreparedDataset
@@ -56,7 +57,8 @@ class MergeCheck:
         """For people."""
         return (
             f"merged in {_SHORT[self.dtype]}: over {self.rows} rows the mean log-probability of a {self.unit} changes "
-            f"by {self.rounded:+.2g} nats (of one row by {self.rounded_worst:.2g} at most), and by {self.exact:.1g} "
+            f"by {format_change(self.rounded, 2)} nats (of one row by {format_number(self.rounded_worst, 2)} at "
+            f"most), and by {format_number(self.exact, 1)} "
             "before the weights are rounded"
         )
 
@@ -97,7 +99,8 @@ def check_merged(loaded: LoadedModel, data: PreparedDataset, journal: Journal, c
         )
     if not found.exact <= LIMIT:  # also where it is no number
         raise Rejected(
-            f"with merged weights the mean log-probability of a {found.unit} is another by {found.exact:.2g} nats, and "
+            f"with merged weights the mean log-probability of a {found.unit} is another by "
+            f"{format_number(found.exact, 2)} nats, and "
             f"{LIMIT:g} is the most that is rounding",
             code="merge_differs",
             param="method.merge",

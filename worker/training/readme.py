@@ -16,6 +16,7 @@ from jobs.plan import Plan, SourcePlan, limit_words
 from jobs.process.secrets import redact
 from jobs.reasons import Reason
 from jobs.spec import DataSpec, WeightedSource
+from jobs.text.units import format_change
 from jobs.version import VERSION
 from worker.training.adapters.method import BaseModel, Method
 from worker.training.context import TrainingContext
@@ -280,7 +281,9 @@ def _metrics(base: EvaluationFinished | None, kept: EvaluationFinished | None, *
             figure(value),
             "–" if between is None else f"{figure(between.low)} to {figure(between.high)}",
             "–" if before is None else figure(before),
-            "–" if change is None else f"{change.difference:+,.4g} ({change.low:+,.4g} to {change.high:+,.4g})",
+            "–"
+            if change is None
+            else f"{format_change(change.difference)} ({format_change(change.low)} to {format_change(change.high)})",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     also = ", which also chose the step" if chosen else ""

@@ -181,7 +181,13 @@ export function newest(plot, value, series, at) {
   return shown === null || shown === undefined ? "–" : figure(shown);
 }
 
-export const figure = (value) => (Math.abs(value) >= 1e6 || (value && Math.abs(value) < 1e-4) ? value.toExponential(1) : String(Number(value.toPrecision(4))));
+// As format_number in jobs/text/units.py.
+export function figure(value) {
+  if (!value || !Number.isFinite(value)) return String(value);
+  const [mantissa, power] = value.toExponential(3).split("e");
+  if (power < -3) return `${Number(mantissa)}e${Number(power)}`;
+  return Math.abs(value) >= 999.5 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4)));
+}
 
 function zoom(plot) {
   range = [plot.posToVal(plot.select.left, "x"), plot.posToVal(plot.select.left + plot.select.width, "x")];

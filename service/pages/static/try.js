@@ -28,7 +28,13 @@ function tile(model) {
   return text;
 }
 
-const classes = (labels) => labels.slice(0, 10).map((each) => `${each.label}  ${(100 * each.probability).toFixed(1)} %`).join("\n");
+// As format_share in jobs/text/units.py.
+function share(part) {
+  const percent = 100 * part;
+  if (part < 1 && percent >= 99.95) return "> 99.9 %";
+  return `${Number(percent >= 0.995 ? percent.toFixed(1) : percent.toPrecision(2))} %`;
+}
+const classes = (labels) => labels.slice(0, 10).map((each) => `${each.label}  ${share(each.probability)}`).join("\n");
 
 function how(answer) {
   const place = answer.device === "cpu" ? "the CPU" : "the GPU";

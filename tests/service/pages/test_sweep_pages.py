@@ -106,7 +106,7 @@ def test_the_best_trial_is_repeated_and_what_is_known_before_the_end_is_provisio
     sweep, page = furnish_sweep(service, 24, ended=False), watched.page
     page.goto(f"{service.url}/sweeps/{sweep}")
     importance = page.locator("article", has=page.get_by_role("heading", name="Importance"))
-    expect(importance).to_contain_text("training.learning_rate 71%")
+    expect(importance).to_contain_text("training.learning_rate 71")
     expect(importance).to_contain_text("Provisional: how much of the differences between the trials so far")
     page.get_by_role("button", name="Repeat").click()
     page.get_by_role("button", name="Yes").click()
@@ -296,7 +296,7 @@ def test_a_logarithm_is_even_and_a_choice_has_its_place() -> None:
     places = [x for x, _ in numbers_of(rate.marks["succeeded"])]
     steps = {round(later - earlier) for earlier, later in pairwise(places)}
     assert len(steps) == 1 and min(steps) > 0
-    assert [text for _, text in rate.x_ticks] == ["1e-05", "0.0001", "0.001", "0.01"]
+    assert [text for _, text in rate.x_ticks] == ["1e-5", "1e-4", "0.001", "0.01"]
     assert [text for _, text in kind.x_ticks] == ["full", "lora"]
     assert rank.marks == {} and charts.parallel.unused == {"method.rank"}
     assert [y for _, y in numbers_of(charts.parallel.best[-1][0])][2] == LINES_UNUSED

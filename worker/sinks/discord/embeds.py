@@ -28,7 +28,7 @@ from jobs.events import (
 )  # fmt: skip
 from jobs.plan import limit_words
 from jobs.reasons import Reason
-from jobs.text.units import bytes_alike, format_duration
+from jobs.text.units import bytes_alike, format_duration, format_share
 from worker.sinks.base import SinkJob
 from worker.sinks.discord.fields import (
     fault_fields,
@@ -56,7 +56,7 @@ def progress(job: SinkJob, note: str, event: Event | None = None) -> Payload:
     step = row.step if row else 0
     lines = []
     if row and total:
-        lines.append(f"`{bar(step / total)}` **{min(1.0, step / total):.1%}**")
+        lines.append(f"`{bar(step / total)}` **{format_share(min(1.0, step / total))}**")
         lines.append(f"step {step:,} of {total:,} · epoch {row.epoch:.2f}")
     elif row:
         lines.append(f"step {step:,} · epoch {row.epoch:.2f}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jobs.events import Fault, JobPrepared
 from jobs.metrics import MetricRow
-from jobs.text.units import format_bytes, format_duration
+from jobs.text.units import format_bytes, format_duration, format_number, format_share
 from worker.sinks.base import SinkJob
 from worker.sinks.discord.limits import Embed, EmbedField, cut
 from worker.sinks.wording import change, plain, sentence
@@ -31,7 +31,7 @@ def figures(job: SinkJob, row: MetricRow | None) -> list[EmbedField]:
     """How it goes; before the first row, what was planned."""
     fields = []
     if row is not None:
-        fields.append(field("Loss", f"{row.loss:.4g}", inline=True))
+        fields.append(field("Loss", format_number(row.loss), inline=True))
     if job.evaluations:
         first, last = (job.evaluations[pick(job.evaluations)] for pick in (min, max))
         fields.append(field("Validation loss", change(first, last), inline=True))
@@ -43,10 +43,10 @@ def figures(job: SinkJob, row: MetricRow | None) -> list[EmbedField]:
         fields.append(field("Metrics", sentence(job.last_evaluation.metrics_text)))
     if row is not None:
         fields += [
-            field("Rows per second", f"{row.rows_per_s:,.1f}", inline=True),
+            field("Rows per second", format_number(row.rows_per_s, 3), inline=True),
             *_speed(row),
             field("Memory", format_bytes(row.memory_bytes), inline=True),
-            field("Learning rate", f"{row.learning_rate:.3g}", inline=True),
+            field("Learning rate", format_number(row.learning_rate), inline=True),
         ]
         if gpu := _gpu(row):
             fields.append(field("GPU", gpu))
@@ -74,16 +74,16 @@ def _speed(row: MetricRow) -> list[EmbedField]:
     """Real tokens, and what that is of what the GPU could do."""
     fields = []
     if row.tokens_per_s is not None:
-        fields.append(field("Tokens per second", f"{row.tokens_per_s:,.0f}", inline=True))
+        fields.append(field("Tokens per second", format_number(row.tokens_per_s), inline=True))
     if row.mfu is not None:
-        fields.append(field("MFU", f"{row.mfu:.1%}", inline=True))
+        fields.append(field("MFU", f"{format_share(row.mfu)}", inline=True))
     return fields
 
 
 def _gpu(row: MetricRow) -> str:
     """The state of the GPU, as far as its driver reports it."""
     parts = [
-        f"{row.gpu_utilization:.0%} busy" if row.gpu_utilization is not None else "",
+        f"{format_share(row.gpu_utilization)} busy" if row.gpu_utilization is not None else "",
         f"{format_bytes(row.gpu_memory_used_bytes)} in use" if row.gpu_memory_used_bytes is not None else "",
         f"{row.gpu_temperature_c} °C" if row.gpu_temperature_c is not None else "",
         f"{row.gpu_power_w:.0f} W" if row.gpu_power_w is not None else "",

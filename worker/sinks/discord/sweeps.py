@@ -12,6 +12,7 @@ from typing import cast
 
 from jobs.sweeps.record import SweepRecord, SweepStatus, TrialRecord
 from jobs.sweeps.spec import SweepSpec
+from jobs.text.units import format_share
 from worker.sinks.base import DONE, Later, Outcome, SinkSweep
 from worker.sinks.discord.edited_message import EditedMessage, MessageNotes
 from worker.sinks.discord.embeds import BAD, GOOD, QUIET, RUNNING, time_text
@@ -87,7 +88,7 @@ def sweep_payload(spec: SweepSpec, record: SweepRecord, options: DiscordOptions)
     fields += [] if best is None else _best(spec, best, options, ended=record.ended is not None)
     fields += _causes(record)
     if record.ended is not None and record.importances:
-        shares = ", ".join(f"{key} {share:.0%}" for key, share in record.importances.items())
+        shares = ", ".join(f"{key} {format_share(share)}" for key, share in record.importances.items())
         fields.append(field("Importance of the parameters", shares))
     embed["fields"] = fields
     embed["footer"] = {"text": f"{record.id} · event {record.number}"}

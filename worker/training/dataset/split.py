@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jobs.errors import BadData
+from jobs.text.units import format_number, format_share
 from worker.training.dataset.data import Int64
 from worker.training.rows.row_filter import UInt64
 
@@ -78,8 +79,9 @@ def _held_out(inputs: UInt64, counts: Int64, fraction: float) -> npt.NDArray[np.
         smallest = counts.min() / counts.sum()
         raise _refused(
             f"{counts.sum()} rows have {len(inputs)} different inputs; to hold out whole inputs takes at least "
-            f"{smallest:.1%} of the rows, and {fraction:.1%} is asked for",
-            f"set it to {math.ceil(smallest * 1000) / 1000:.3g}, or to 0 (no evaluation), or name a file of validation "
+            f"{format_share(smallest)} of the rows, and {format_share(fraction)} is asked for",
+            f"set it to {format_number(math.ceil(smallest * 1000) / 1000, 3)}, or to 0 (no evaluation), or name "
+            f"a file of validation "
             "rows",
         )
     chosen[-1] = True

@@ -14,6 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import T5ForConditionalGeneration
 
+from jobs.text.units import format_share
 from worker.training.doctor.finding import Finding, judge
 from worker.training.doctor.groups import Check, Examination
 from worker.training.doctor.small_t5 import draw_batch, make_model
@@ -134,8 +135,9 @@ def compare(check: str, ours: Mapping[str, GradientError], stock: Mapping[str, G
     (worst, kind), highest = max(ratios.items(), key=lambda entry: entry[1])
     mean, theirs = (sum(each.distance for each in some.values()) / len(some) for some in (ours, stock))
     return judge(
-        check, f"{len(ours)} tensors off by {mean:.2%} in the mean, stock transformers by {theirs:.2%}; at most "
-        f"{highest:.2f} × theirs ({kind} of {worst})", limit=f"< {TIMES:g} × stock's", fail=not highest < TIMES,
+        check, f"{len(ours)} tensors off by {format_share(mean)} in the mean, stock transformers by "
+        f"{format_share(theirs)}; at most {highest:.2f} × theirs ({kind} of {worst})",
+        limit=f"< {TIMES:g} × stock's", fail=not highest < TIMES,
         hint="report it: set speed.compile: false, and speed.fused: false where eager gradients fail, too",
         worst_ratio=highest, mean_error=mean, mean_error_stock=theirs,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
-from jobs.text.units import GIB, MIB, bytes_alike, format_bytes, format_duration, format_rate
+from jobs.text.units import GIB, MIB, bytes_alike, format_bytes, format_duration, format_number, format_rate
 from worker.training.doctor.finding import Finding, judge
 from worker.training.doctor.groups import Check, Examination
 from worker.training.machine.device import gpu_id
@@ -86,7 +86,8 @@ def checks(examination: Examination) -> Mapping[str, Check]:
         kernel = "Triton" if device.type == "cuda" else "C++"
         return judge(
             "compiler", f"{name}; a {kernel} kernel was compiled in {format_duration(time.perf_counter() - begun)} and "
-            f"is off by {error:.1g}", limit="0.01", fail=not error < 0.01, hint="report it: compiled code is wrong",
+            f"is off by {format_number(error, 1)}", limit="0.01", fail=not error < 0.01,
+            hint="report it: compiled code is wrong",
             seconds=time.perf_counter() - begun,
         )  # fmt: skip
 

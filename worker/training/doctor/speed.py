@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from jobs.gpus import memory_bandwidth, peak_flops
-from jobs.text.units import GIB, MIB, format_rate
+from jobs.text.units import GIB, MIB, format_rate, format_share
 from worker.training.doctor.finding import Finding, judge
 from worker.training.doctor.groups import Check, Examination
 from worker.training.doctor.random_t5 import SHAPES
@@ -125,7 +125,9 @@ def judge_gemm(rate: float, nominal: float | None, *, at_limit: bool = False) ->
     """Of FLOP/s, against the nominal peak if that is known. `at_limit`: as `at_power_limit` says."""
     share = None if nominal is None else rate / nominal
     impossible = share is not None and share > IMPOSSIBLE
-    of = "its nominal peak is not in Longhaul's table" if share is None else f"{share:.0%} of the nominal peak"
+    of = (
+        "its nominal peak is not in Longhaul's table" if share is None else f"{format_share(share)} of the nominal peak"
+    )
     of += ", at the limit of its power" if at_limit else ""
     return judge(
         "gemm", f"{rate / 1e12:.1f} TFLOP/s in bf16 products of FLAN-T5-XL's shapes, {of}", limit=limit_of(share),
@@ -161,7 +163,7 @@ def judge_bandwidth(rate: float, nominal: float | None) -> Finding:
     """Of bytes a second, against the nominal bandwidth if that is known."""
     share = None if nominal is None else rate / nominal
     impossible = share is not None and share > IMPOSSIBLE
-    of = "" if share is None else f", {share:.0%} of the nominal"
+    of = "" if share is None else f", {format_share(share)} of the nominal"
     return judge("memory_bandwidth", f"{format_rate(rate)}{of}", limit=limit_of(share), fail=impossible,
                  warn=share is not None and share < LEAST_SHARE,
                  hint="report it: the GPU did not copy" if impossible else SLOW, bytes_per_s=rate)  # fmt: skip
@@ -192,7 +194,7 @@ def judge_host_update(rate: float) -> Finding:
 
 def limit_of(share: float | None) -> str | None:
     """Of a share of a nominal figure."""
-    return None if share is None else f"{LEAST_SHARE:.0%} to {IMPOSSIBLE:.0%}"
+    return None if share is None else f"{format_share(LEAST_SHARE)} to {format_share(IMPOSSIBLE)}"
 
 
 def gemm_rate(device: torch.device) -> float:

@@ -20,7 +20,16 @@ from jobs.events import CheckpointSaved, DiskLow, OomRecovered
 from jobs.gpus import GpuFacts, peak_flops
 from jobs.memory_plan import MemoryPlan
 from jobs.spec import CheckpointSpec, JobSpec, parse_spec
-from jobs.text.units import GIB, MIB, bytes_alike, format_bytes, format_duration, format_milliseconds, format_parameters
+from jobs.text.units import (
+    GIB,
+    MIB,
+    bytes_alike,
+    format_bytes,
+    format_duration,
+    format_milliseconds,
+    format_parameters,
+    format_share,
+)
 from worker.training.checkpoints.checkpoint import MANIFEST, OPTIMIZER, WEIGHTS, folder_of
 from worker.training.checkpoints.saving import Saver, bytes_needed, write
 from worker.training.context import TrainingContext, set_up
@@ -172,8 +181,8 @@ class TrainingChecks:
         found, most = bytes_alike(self.steps.allocated, planned)
         share = self.steps.allocated / planned
         return judge(
-            "peak", f"{found}, {share:.1%} of the plan",
-            limit=f"{LEAST_OF_PLAN:.0%} to 100 % of {most}", fail=share > 1,
+            "peak", f"{found}, {format_share(share)} of the plan",
+            limit=f"{format_share(LEAST_OF_PLAN)} to 100 % of {most}", fail=share > 1,
             warn=share < LEAST_OF_PLAN, hint="report it: plans for this GPU are wrong", bytes=self.steps.allocated,
             planned_bytes=planned,
         )  # fmt: skip
@@ -308,7 +317,8 @@ class TrainingChecks:
             return judge("oversized_batch", "memory did not run out", fail=True, hint="see hard_limit")
         sizes = f"{recovered[0].micro_batch_before} rows became {recovered[-1].micro_batch_after}"
         return judge(
-            "oversized_batch", f"{sizes}; the gradient is {distance:.2%} off", limit=f"≤ {GRADIENT_LIMIT:.0%}",
+            "oversized_batch", f"{sizes}; the gradient is {format_share(distance)} off",
+            limit=f"≤ {format_share(GRADIENT_LIMIT)}",
             fail=not distance <= GRADIENT_LIMIT, hint="report it: a recovered step is not the same step",
             distance=distance,
         )  # fmt: skip

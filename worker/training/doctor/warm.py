@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from jobs.text.units import format_duration
+from jobs.text.units import format_duration, format_share
 from worker.training.doctor.exactness import fused_model, gradients
 from worker.training.doctor.finding import Finding, judge, skip
 from worker.training.doctor.groups import Check, Examination
@@ -32,7 +32,7 @@ def checks(examination: Examination) -> Mapping[str, Check]:
         seconds = seconds_of_gradients(device) if device.type == "cpu" else seconds_of_layers(device, examination)
         return judge(
             "compile_warm", f"{format_duration(seconds)} with full caches, {format_duration(cold)} with empty ones",
-            limit=f"≤ {SLOWER:.0%} of that", warn=seconds > SLOWER * cold,
+            limit=f"≤ {format_share(SLOWER)} of that", warn=seconds > SLOWER * cold,
             hint="each attempt compiles anew: TORCHINDUCTOR_CACHE_DIR must be writable, and stay", seconds=seconds,
         )  # fmt: skip
 

@@ -30,7 +30,7 @@ from jobs.export import (
     unsupported_text,
     wrong_dtype,
 )
-from jobs.text.units import bytes_alike
+from jobs.text.units import bytes_alike, format_number
 from jobs.version import VERSION
 from worker.training.adapters.merging import Merged, computed_merged
 from worker.training.adapters.wide import Widened
@@ -225,7 +225,8 @@ def refuse_differing(found: Verification, said: float, format: str) -> None:
     if not found.difference <= found.limit:  # also where it is no number
         raise Rejected(
             f"{found.runtime} opens the export, but gives a held-out token {said:.4f} nats where the trained model "
-            f"gives {found.log_probability:.4f}: the mean difference is {found.difference:.2g}, and {found.limit:g} is "
+            f"gives {found.log_probability:.4f}: the mean difference is {format_number(found.difference, 2)}, "
+            f"and {found.limit:g} is "
             "allowed",
             code="export_differs",
             hint=f"nothing was kept; report it, with the versions of {format}'s packages",
@@ -235,10 +236,13 @@ def refuse_differing(found: Verification, said: float, format: str) -> None:
 def sentence(found: Verification, dtype: str) -> str:
     """For people."""
     rounded = (
-        "" if found.rounding is None else f" (rounding the merged weights to {dtype} changed {found.rounding:.2g})"
+        ""
+        if found.rounding is None
+        else f" (rounding the merged weights to {dtype} changed {format_number(found.rounding, 2)})"
     )
     return (
         f"{found.runtime} gives the {found.tokens:,} tokens of {found.rows} held-out rows the log-probabilities of the "
-        f"trained model, up to {found.difference:.2g} nats on average and {found.worst:.2g} at most{rounded}; weights: "
+        f"trained model, up to {format_number(found.difference, 2)} nats on average and "
+        f"{format_number(found.worst, 2)} at most{rounded}; weights: "
         f"{dtype}; computed with: {found.computed_in}"
     )

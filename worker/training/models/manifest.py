@@ -14,6 +14,7 @@ from jobs.disk.files import write_synced
 from jobs.disk.rundir import RunDir
 from jobs.errors import Rejected
 from jobs.export import EXPORTS, REPORT, ExportFormat, ExportReport
+from jobs.text.units import format_number
 from worker.training.rows.sources import fingerprint
 
 MANIFEST = "manifest.json"
@@ -126,7 +127,8 @@ def _unverified(run: RunDir, folder: Path, format: ExportFormat, progress: Calla
         return f"{REPORT} is of {report.format} of job {report.job}"
     found = report.verification
     if not found.difference <= found.limit:
-        return f"by {REPORT} it differs from the model by {found.difference:.2g}, and {found.limit:g} is allowed"
+        by = format_number(found.difference, 2)
+        return f"by {REPORT} it differs from the model by {by}, and {found.limit:g} is allowed"
     files: dict[str, SealedFile] = {each.name: {"bytes": each.bytes, "sha256": each.sha256} for each in report.files}
     return difference(folder, files, progress, beside=(REPORT,))
 

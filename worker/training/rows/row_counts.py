@@ -10,6 +10,7 @@ from typing import Any
 
 from jobs.companions import LEFT_OUT
 from jobs.errors import BadData
+from jobs.text.units import format_share
 from worker.training.rows.row import NOT_UTF8, REPAIRS, reencode
 
 _FIRST_ROWS = 3
@@ -108,8 +109,8 @@ class RowCounts:
             for reason, count in self._unusable().most_common(3)
         )
         raise BadData(
-            f"{self.invalid} of {of} rows of {name} cannot be used ({share:.1%}; data.max_invalid_fraction allows "
-            f"{limit:.1%}). Commonest: {commonest}",
+            f"{self.invalid:,} of {of:,} rows of {name} cannot be used ({format_share(share)}; "
+            f"data.max_invalid_fraction allows {format_share(limit)}). Commonest: {commonest}",
             code="too_many_invalid_rows",
             param="data.max_invalid_fraction",
             hint=hint,

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
 from jobs.errors import Rejected
+from jobs.text.units import format_number
 from worker.training.kernels.dropout import FusedDropout
 from worker.training.kernels.gated_silu import gated_silu
 from worker.training.kernels.gradient_sums import SummedEmbedding
@@ -128,4 +129,8 @@ def check_loss(model: PreTrainedModel, expected: list[float]) -> None:
                     "(RTX 30, A100, and newer); or take a model of another family",
                 )
             if not abs(found - loss) <= _TOLERANCE[model.dtype] * abs(loss):
-                raise _CHECK.refused(model, f"the loss of a row is {loss:.6g} by itself and {found:.6g} beside another")
+                raise _CHECK.refused(
+                    model,
+                    f"the loss of a row is {format_number(loss, 6)} by itself and {format_number(found, 6)} "
+                    "beside another",
+                )

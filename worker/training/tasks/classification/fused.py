@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
+from jobs.text.units import format_share
 from worker.training.kernels.dropout import FusedDropout
 from worker.training.tasks.classification.packed import logits_of, pack
 from worker.training.tasks.dropout import set_dropout
@@ -64,8 +65,8 @@ def check_rows(model: PreTrainedModel) -> None:
                 place = int(difference.argmax()) + 1
                 raise _CHECK.refused(
                     model,
-                    f"the hidden states of token {place} of {len(row)} are others by {float(difference.max()):.1%} "
-                    "beside padding",
+                    f"the hidden states of token {place} of {len(row)} are others by "
+                    f"{format_share(float(difference.max()))} beside padding",
                 )
     bound = _TOLERANCE[model.dtype] * max(0.1, float(alone.abs().max()))
     if not float((alone - together).abs().max()) <= bound:

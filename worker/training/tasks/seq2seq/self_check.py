@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
+from jobs.text.units import format_number
 from worker.training.kernels.head_loss import IGNORED
 from worker.training.tasks.dropout import set_dropout
 from worker.training.tasks.self_check import SelfCheck
@@ -37,7 +38,8 @@ def configure(model: PreTrainedModel, *, fused: bool, dropout: float | None) -> 
     if expected and not abs(sum(found) - sum(expected)) <= _TOLERANCE[model.dtype] * abs(sum(expected)):
         raise _CHECK.refused(
             model,
-            f"the loss of two rows is {sum(expected):.6g} by itself, each alone, and {sum(found):.6g} as they are "
+            f"the loss of two rows is {format_number(sum(expected), 6)} by itself, each alone, and "
+            f"{format_number(sum(found), 6)} as they are "
             "trained, one beside the other",
         )
 
