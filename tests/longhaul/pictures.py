@@ -1,15 +1,19 @@
 """What `watch`, `list`, `show` and `plan` look like at three widths: the SVG files in docs/pictures/terminal.
 
+The first three show a job that ran; the plan is what the planner finds for FLAN-T5-XL on an RTX 5090.
+
 python -m tests.longhaul.pictures     # draw them anew, after a change of what these commands show
 """
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +38,8 @@ from worker.training.tasks.seq2seq.task import Seq2Seq
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "pictures" / "terminal"
 WIDTHS = (60, 80, 120)
-_JOB: dict[str, Any] = by_schema()["Job"]
-_NOW = _JOB["progress"]["at"] + 20
+RECORDED = Path(__file__).parent / "recorded_job.json"
+"""What a job of examples/ and those beside it were like while it ran on a CPU (`tests.service.pages.gallery`)."""
 _THEME = TerminalTheme(
     (250, 250, 250), (30, 30, 30),
     [
@@ -74,6 +78,12 @@ def pictures() -> Iterator[tuple[str, str]]:
             yield f"{name}-{width}.svg", drawn(show, width)
 
 
+@cache
+def recorded() -> Any:
+    """Answers of the service, and when they were given (`now`)."""
+    return json.loads(RECORDED.read_text())
+
+
 def drawn(show: Callable[[Console], None], width: int) -> str:
     """What a terminal of this width shows, at a fixed time in a fixed zone."""
     console = Terminal(file=io.StringIO(), width=width, record=True, force_terminal=True, color_system="truecolor")
@@ -87,7 +97,7 @@ def _at_a_fixed_time() -> Iterator[None]:
     zone, clock = os.environ.get("TZ"), time.time
     os.environ["TZ"] = "UTC"
     time.tzset()
-    time.time = lambda: _NOW
+    time.time = lambda: float(recorded()["now"])
     try:
         yield
     finally:
@@ -100,44 +110,23 @@ def _at_a_fixed_time() -> Iterator[None]:
 
 
 def _watch(console: Console) -> None:
-    console.print(Text(f"{_JOB['name']} · {_JOB['id']} · {_JOB['model']}", style="bold"))
-    for event in by_schema()["EventList"]["data"]:
+    job = recorded()["job"]
+    console.print(Text(f"{job['name']} · {job['id']} · {job['model']}", style="bold"))
+    for event in recorded()["events"][-6:]:
         print_event(event, console)
-    console.print(status_line(_job(), console))
+    console.print(status_line(job, console))
 
 
 def _list(console: Console) -> None:
-    jobs = [
-        _job(),
-        _job(name="chef-lora", id="job-06e1m9rr2b1w0h7n4v8s", status="queued", queue_position=1, created_at=_NOW - 7200,
-             best_loss=None, steps=None, estimated_finish=_NOW + 2e6),
-        _job(name="summaries-of-support-tickets", id="job-06e1kz0a9d3m5t2x7c6p", status="paused", priority=10,
-             error={"code": "disk_full", "message": "", "hint": None, "param": None}, created_at=_NOW - 200_000),
-        _job(name="banking", id="job-06e1jx7f3g8k2p9r5w4y", status="succeeded", final_loss=0.4127, steps=2_400,
-             progress={**_JOB["progress"], "step": 2_400}, created_at=_NOW - 300_000),
-        _job(name="pilot", id="job-06e1h2c6n4b8s1v7z3qk", status="failed", steps=60, best_loss=5.1203,
-             progress={**_JOB["progress"], "step": 40}, created_at=_NOW - 400_000),
-    ]  # fmt: skip
-    page: Any = {"object": "list", "data": jobs, "has_more": False}
-    print_jobs(page, console)
+    print_jobs(recorded()["jobs"], console)
 
 
 def _show(console: Console) -> None:
-    print_job(_job(), console, [_checkpoint(4_000, 1.3982), _checkpoint(3_900, 1.4011)])
+    print_job(recorded()["job"], console, recorded()["checkpoints"])
 
 
 def _plan(console: Console) -> None:
-    print_plan(_plan_of_xl(), _PREVIEW, _job(), console)
-
-
-def _job(**changes: Any) -> Any:
-    figures = {"first_loss": 3.0412, "best_loss": 1.3982, "estimated_finish": int(_NOW + _JOB["progress"]["eta_s"])}
-    return {**_JOB, **figures, **changes}
-
-
-def _checkpoint(step: int, loss: float) -> Any:
-    folder = f"checkpoints/step-{step:08}"
-    return {**by_schema()["Checkpoint"], "path": folder, "metrics": {"step": step, "valid_loss": loss}}
+    print_plan(_plan_of_xl(), _PREVIEW, by_schema()["Job"], console)
 
 
 def _plan_of_xl() -> Plan:
