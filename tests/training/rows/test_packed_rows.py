@@ -90,6 +90,7 @@ def test_a_title_above_the_table_is_not_its_header_and_a_column_without_a_name_i
         ("rows.xls", zlib.decompress(base64.b85decode(EXCEL_97))),
         ("rows.XLSM", xlsx({"Old": cells_of([["text", "label"], ["größer", 3], ["b", True]])})),
     ],
+    ids=["ods", "xls", "xlsm"],
 )
 def test_workbooks_of_other_kinds_are_read_alike(tmp_path: Path, name: str, content: bytes) -> None:
     reader = reader_of(tmp_path, content, name)
@@ -107,6 +108,7 @@ def test_workbooks_of_other_kinds_are_read_alike(tmp_path: Path, name: str, cont
         (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1 is no workbook", "damaged_file", "cannot be read as"),
         (xlsx({"One": cells_of(TABLE)})[:-200], "damaged_archive", "is damaged"),
     ],
+    ids=["no rows", "a column twice", "a text document", "no workbook", "cut off"],
 )
 def test_a_workbook_that_cannot_be_read_says_why(tmp_path: Path, content: bytes, code: str, said: str) -> None:
     error = refusal(tmp_path, content, "rows.xlsx")
@@ -156,6 +158,7 @@ CSV = "text,label\ngrößer,a\n\nb,c\n"
         ("rows.jsonl.gz", gzip.compress("".join(json.dumps(row) + "\n" for row in COLUMNS).encode())),
         ("rows.json", json.dumps(COLUMNS).encode()),
     ],
+    ids=["csv", "tsv", "jsonl.gz", "json"],
 )
 def test_the_one_file_of_an_archive_is_read(tmp_path: Path, member: str, content: bytes) -> None:
     others = {"a folder/": "", "README": "rows", "__MACOSX/._rows.csv": "x", ".DS_Store": "x"}
