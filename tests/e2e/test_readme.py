@@ -135,7 +135,7 @@ COMMANDS: dict[str, Here | Elsewhere | Never] = {
     """-d '{"row": {"title": "Peach Ice Cream", "ingredients": ["peach"]}, "stream": true}'""": Here(
         r"event: done", ended
     ),
-    "longhaul download $ID": Here(r"files, .* in job-", ended),
+    "longhaul download $ID --to my-model": Here(r"files, .* in my-model", ended),
     "longhaul export $ID --to ctranslate2 --dtype int8": Here(r"ctranslate2 \(int8\), .* held-out tokens", ended),
     "longhaul push $ID org/name --license apache-2.0": Elsewhere(
         "tests/training/export/test_asked.py::test_an_upload_needs_a_licence_and_its_token_is_nowhere_to_be_read"
