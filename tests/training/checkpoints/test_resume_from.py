@@ -31,6 +31,7 @@ from jobs.events import (
 from jobs.plan import DataPlan, ModelPlan, SourceSummary, make_plan
 from jobs.spec import parse_spec
 from jobs.state import Stage
+from jobs.text.units import format_number
 from service.answers.wording import sentence
 from tests.support.machine import free_bytes
 from tests.support.samples import checked, prepared
@@ -240,7 +241,7 @@ def test_a_finished_job_is_given_more_epochs(place: StagesWorkplace, monkeypatch
     loss = f"continues from step 21 of {source.id}, where the validation loss was {last.loss:.4f}"
     assert (
         resumed_from(run).text
-        == f"{loss}; the learning rate goes from {source.metrics()[-1].learning_rate:.2g} to 0.0032"
+        == f"{loss}; the learning rate goes from {format_number(source.metrics()[-1].learning_rate)} to 0.003226"
     )
     assert attempt(run) == 0
     assert [row.step for row in run.metrics()] == [24, 28, 31]

@@ -70,6 +70,10 @@ def test_what_a_tokenizer_knows_is_left_to_it() -> None:
     assert "}" not in table, "it does not know ) either"
 
 
+def test_letters_are_looked_at_between_letters_that_the_tokenizer_knows() -> None:
+    assert not set("öß") & set(needed_by(knowing("Grösseß")))
+
+
 def test_what_a_tokenizer_reads_as_something_else_is_rewritten() -> None:
     """T5 reads º as o, which is another thing, and … as three points, which is the same."""
     table = needed_by(knowing("abo°.", normalizers.NFKC()))

@@ -16,6 +16,7 @@ from tests.training.rows.test_reading import all_rows, read, reader_of, refusal
 from worker.training.rows import sheet
 from worker.training.rows.reading import format_of, open_files
 from worker.training.rows.sources import DataFile
+from worker.training.rows.workbook import OLE
 
 TABLE: list[list[str | None]] = [["text", "label"], ["größer", "a"], [None, None], ["b", "c"]]
 COLUMNS = [{"text": "größer", "label": "a"}, {"text": "b", "label": "c"}]
@@ -106,9 +107,11 @@ def test_workbooks_of_other_kinds_are_read_alike(tmp_path: Path, name: str, cont
         (xlsx({"One": cells_of([["a", "a"], ["1", "2"]])}), "bad_header", "has two columns called 'a' in sheet 'One'"),
         (zipped({"[Content_Types].xml": "<Types/>", "word/document.xml": ""}), "damaged_file", "cannot be read as"),
         (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1 is no workbook", "damaged_file", "cannot be read as"),
+        (OLE + "EncryptedPackage".encode("utf-16-le"), "encrypted", "is protected by a password"),
+        (xlsx({"One": cells_of(TABLE)[:-15]}), "damaged_file", "cannot be read as a workbook"),
         (xlsx({"One": cells_of(TABLE)})[:-200], "damaged_archive", "is damaged"),
     ],
-    ids=["no rows", "a column twice", "a text document", "no workbook", "cut off"],
+    ids=["no rows", "a column twice", "a text document", "no workbook", "a password", "a damaged sheet", "cut off"],
 )
 def test_a_workbook_that_cannot_be_read_says_why(tmp_path: Path, content: bytes, code: str, said: str) -> None:
     error = refusal(tmp_path, content, "rows.xlsx")
@@ -138,6 +141,17 @@ def test_who_reads_no_further_leaves_no_process(tmp_path: Path) -> None:
     children = Path("/proc/thread-self/children").read_text().split()
     blocks.close()  # type: ignore[attr-defined]  # a generator
     assert len(children) - len(Path("/proc/thread-self/children").read_text().split()) == 1
+
+
+def test_a_table_under_the_name_of_a_workbook_says_what_helps(tmp_path: Path) -> None:
+    error = refusal(tmp_path, CSV.encode("utf-16"), "rows.xls")
+    assert "is no workbook" in str(error) and ".csv" in str(error.hint)
+
+
+def test_a_few_notes_beside_the_rows_are_not_taken_for_the_names_of_columns(tmp_path: Path) -> None:
+    rows = [["text", "label"], *([f"t{n}", "a"] for n in range(40)), ["t", "a", "see", "note", "one"], ["u", "b"]]
+    reader = reader_of(tmp_path, xlsx({"One": cells_of(rows)}), "rows.xlsx")
+    assert [(row.columns or {}).get("text") for row in all_rows(reader)] == [f"t{n}" for n in range(40)] + ["t", "u"]
 
 
 def test_a_workbook_under_the_name_of_a_table_says_what_it_is(tmp_path: Path) -> None:
@@ -193,6 +207,7 @@ def test_an_archive_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     cases = [
         (zipped({"a.csv": CSV, "b.csv": CSV}), "several_files", "holds 2 files (a.csv, b.csv)"),
         (zipped({}), "no_rows", "holds no file"),
+        (zipped({".": CSV}), "no_rows", "holds no file"),
         (encrypted(zipped({"rows.csv": CSV})), "encrypted", "is protected by a password"),
         (xz_in_zip(tmp_path), "not_supported", "a method other than deflate"),
         (zipped({"rows.parquet": b"PAR1"}), "not_supported", "holds rows.parquet, and a file .parquet is read by"),

@@ -733,12 +733,28 @@ WESTERN = {
     "German": "Müßte der Käse übrigens größer sein? – 30 €",
     "French": "À l’été, l’élève a créé « une crème brûlée »…",
     "Spanish": "¿Dónde está el niño? ¡Mañana!",
-    "Icelandic": "Það er góð hugmynd að sækja æðardún",
+    "Portuguese": "As instruções não estão na 1ª página; põe a maçã no forno, por favor, às três",
+    "Italian": "Perché è così? È già lunedì, però la città è più bella",
+    "Dutch": "Één reünie is geïnd, knieën",
+    "Danish": "Rød grød med fløde på en blå ø, og æblerne er gode",
+    "Swedish": "Åtta räksmörgåsar är för mycket",
+    "Finnish": "Hyvää yötä, äiti, ja hölkyn kölkyn",
+    "Catalan": "L’època és això: força, açò, il·lusió, ciència",
+    "a quotation": "« C’est l’été\u00a0» – É\u00a0: à\u00a0« bientôt\u00a0»",
+    "a name": "Müller, Größe, schön, möglich, für, über, natürlich, später, täglich, Bücher " * 8 + "Þór",
     "quotes": "the “baker’s” cake",
 }
 OTHERS = {
     "Russian": ("Доброе утро, как дела", "cp1251"),
     "Greek": ("Καλημέρα σας", "cp1253"),
+    "Turkish": ("Siparişim hâlâ gelmedi, ne zaman ulaşır?", "cp1254"),
+    "Romanian": ("Aş vrea să îmi returnaţi banii", "cp1250"),
+    "Hungarian": ("Az időben érkezett, köszönöm a gyors előkészítést", "cp1250"),
+    "Croatian": ("Paket je oštećen, čekam odgovor već tjedan dana", "cp1250"),
+    "Slovene": ("Naročilo še ni prišlo, prosim za obvestilo, čakam", "cp1250"),
+    "Czech": ("Příští týden přijdu pro zboží, děkuji", "cp1250"),
+    "Lithuanian": ("Prašau grąžinti pinigus už šį užsakymą", "cp1257"),
+    "Latvian": ("Lūdzu atmaksāt naudu, paldies, gaidu ziņu šodien", "cp1257"),
     "Polish": ("Proszę się pośpieszyć, bo już północ, właśnie", "cp1250"),
     "Chinese": ("你好，今天天气很好", "gbk"),
     "Japanese": ("おはようございます", "shift-jis"),
@@ -769,6 +785,12 @@ def test_no_other_encoding_is_taken_for_windows_1252(tmp_path: Path, language: s
     content = b'{"a": "' + text.encode(encoding) + (b"\xc3" if encoding == "utf-8" else b"") + b'"}\n'
     rows = read(tmp_path, b'{"a": "b"}\n' + content * 9)
     assert [row.defect for row in rows] == [None, *["not UTF-8"] * 9]
+
+
+@pytest.mark.parametrize("language", WESTERN)
+def test_a_file_of_one_western_language_is_read(tmp_path: Path, language: str) -> None:
+    rows = read(tmp_path, as_json_lines([{"a": WESTERN[language]}] * 9).encode("cp1252"))
+    assert [row.columns for row in rows] == [{"a": WESTERN[language]}] * 9
 
 
 def test_one_odd_byte_does_not_make_a_file_of_utf8_one_of_windows_1252(tmp_path: Path) -> None:

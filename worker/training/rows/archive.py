@@ -88,4 +88,9 @@ class Archive:
 def _is_file_of_people(name: str) -> bool:
     """Whether it is none that a system adds by itself, such as `__MACOSX/._rows.csv` or `.DS_Store`."""
     parts = PurePosixPath(name).parts
-    return parts[0] != "__MACOSX" and not parts[-1].startswith(".") and parts[-1].lower() not in _OF_WINDOWS
+    return (
+        bool(parts)
+        and parts[0] != "__MACOSX"
+        and not parts[-1].startswith(".")
+        and parts[-1].lower() not in _OF_WINDOWS
+    )

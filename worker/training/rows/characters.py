@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping
+from string import ascii_lowercase
 
 _FRACTIONS = {
     "¼": "1/4", "½": "1/2", "¾": "3/4", "⅐": "1/7", "⅑": "1/9", "⅒": "1/10", "⅓": "1/3", "⅔": "2/3",
@@ -78,9 +79,14 @@ class Rewriter:
 
 def needed(tokens: Callable[[str], list[int]], text: Callable[[list[int]], str], unknown: int) -> dict[str, str]:
     """Which rewritable characters must be rewritten for a tokenizer, given as functions `tokens` and `text`."""
+    before, after = [*(each for each in ascii_lowercase if unknown not in tokens(each)), "", ""][:2]
+
+    def within(character: str) -> list[int]:
+        """Its tokens, between letters that are known."""
+        return tokens(f"{before}{character}{after}")
 
     def lost(character: str) -> bool:
-        ids = tokens(f"a{character}b")
+        ids = within(character)
         return unknown in ids or character.casefold() not in text(ids).casefold()
 
     candidates = dict(TYPOGRAPHY) | _ASCII | _LETTERS
@@ -91,7 +97,7 @@ def needed(tokens: Callable[[str], list[int]], text: Callable[[list[int]], str],
     table = {
         character: plain
         for character, plain in candidates.items()
-        if lost(character) and tokens(f"a{character}b") != tokens(f"a{plain}b")
+        if lost(character) and within(character) != within(plain)
     }
     # Those that NFC leaves: no letter has them composed.
     return table | {chr(code): "" for code in _MARKS if unknown in tokens(chr(code))}

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from jobs.data_names import data_format
-from worker.training.rows.archive import Archive
+from worker.training.rows.archive import EMPTY_ZIP, ZIP, Archive
 from worker.training.rows.csv_rows import CsvFormat, CsvReader
 from worker.training.rows.json_lines import JsonReader
 from worker.training.rows.row import Block, Reader
 from worker.training.rows.sources import RowFile, Source, refusal
+from worker.training.rows.workbook import OLE
 
 
 def open_source(source: Source, columns: Collection[str] | None = None, csv: CsvFormat | None = None) -> Reader:
@@ -63,6 +64,11 @@ def _open_file(
         return ParquetReader(file, param, columns)
     if format in ("csv", "tsv"):
         return CsvReader(file, param, delimiter="\t" if format == "tsv" else None, format=csv)
+    if format == "workbook":
+        with file.open(param) as raw:
+            if not raw.peek(8).startswith((ZIP, EMPTY_ZIP, OLE)):
+                hint = "let its name say what it holds: end it in .csv, .tsv or .jsonl, or set data.format"
+                refusal(file, param)("damaged_file", "is no workbook, whatever its name says", hint)
     return JsonReader(file, param)
 
 

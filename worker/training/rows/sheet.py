@@ -27,7 +27,7 @@ from jobs.process.lifeline import tie_to_parent
 from jobs.text.units import format_bytes
 
 if TYPE_CHECKING:
-    from python_calamine import CalamineSheet
+    from python_calamine import CalamineSheet, CalamineWorkbook
 
 MOST_BYTES, MOST_SECONDS = 2 << 30, 60
 """Of memory, and of processor time."""
@@ -35,6 +35,9 @@ _HEAD = 100
 """Rows among which the header is looked for."""
 _EXACT = 1 << 53
 """Whole numbers beyond are not exact as cells have them."""
+
+_ENCRYPTED = "EncryptedPackage".encode("utf-16-le")
+"""In the directory of an OLE file that holds a workbook with a password."""
 
 Cell = int | float | str | bool | None
 
@@ -67,10 +70,11 @@ class Sheet:
     def __init__(self, name: str, left: int, rows: Iterator[list[Cell]]) -> None:
         self.name, self._left, self._rows = name, left, rows
         self._head = list(islice(rows, _HEAD))
-        widest = max((_filled(row) for row in self._head), default=0)
-        places = (place for place, row in enumerate(self._head) if 2 * _filled(row) > widest)
+        filled = sorted(count for row in self._head if (count := _filled(row)))
+        usual = filled[len(filled) // 2] if filled else 0
+        places = (place for place, row in enumerate(self._head) if 2 * _filled(row) > usual)
         self.header = next(places, -1)
-        """Place of the first row that fills more than half as many cells as the fullest; -1: all are empty."""
+        """Place of the first row that fills more than half as many cells as rows usually do; -1: all are empty."""
 
     @property
     def has_rows(self) -> bool:
@@ -114,12 +118,17 @@ def convert(content: bytes, to: TextIO) -> None:
     import python_calamine as calamine
 
     try:
-        book = calamine.load_workbook(io.BytesIO(content))
-    except calamine.PasswordError:
-        hint = "take the password off in the program that wrote it, or " + AS_CSV
-        raise Refused("encrypted", "is protected by a password", hint) from None
+        _convert(calamine.load_workbook(io.BytesIO(content)), to)
     except calamine.CalamineError as error:
+        if isinstance(error, calamine.PasswordError) or _ENCRYPTED in content:
+            hint = "take the password off in the program that wrote it, or " + AS_CSV
+            raise Refused("encrypted", "is protected by a password", hint) from None
         raise Refused("damaged_file", f"cannot be read as a workbook: {error}", "copy it again, or " + AS_CSV) from None
+
+
+def _convert(book: CalamineWorkbook, to: TextIO) -> None:
+    import python_calamine as calamine
+
     visible = [
         each.name
         for each in book.sheets_metadata
