@@ -183,7 +183,7 @@ def test_above_the_limit_the_job_fails_and_leaves_no_dataset(
     with pytest.raises(BadData) as caught:
         workplace.prepare(run)
     assert caught.value.detail_code == "too_many_invalid_rows"
-    assert "16 of 1116 rows" in str(caught.value)
+    assert "16 of 1,116 rows" in str(caught.value)
     assert "bad JSON: 15 (lines 1101, 1102, 1103, …); missing target: 1 (line 1116)" in str(caught.value)
     assert [path.name for path in workplace.settings.prepared.iterdir()] == [".locks"]
     entries = [json.loads(line) for line in (run.path / "rejected.jsonl").read_text().splitlines()]

@@ -67,7 +67,7 @@ def test_the_list_leads_to_a_sweep_and_that_to_its_best_trial(service: Service, 
     expect(row).to_contain_text("1.5000")
     row.get_by_role("link", name="sweep").click()
     best = page.locator("article", has=page.get_by_role("heading", name="Best trial"))
-    expect(best.locator("dd")).to_have_text(["1.5000 of trial 0", "0.0001", "16"])
+    expect(best.locator("dd")).to_have_text(["1.5000 of trial 0", "1e-4", "16"])
     expect(best.get_by_role("link")).to_have_attribute("href", f"/jobs/job-{sweep[6:]}-0")
     expect(page.locator("#trial-1")).to_contain_text("no room")
     expect(page.locator("#trial-2")).to_contain_text("worse than the median of 5 others at evaluation 1")
