@@ -787,6 +787,13 @@ def test_no_other_encoding_is_taken_for_windows_1252(tmp_path: Path, language: s
     assert [row.defect for row in rows] == [None, *["not UTF-8"] * 9]
 
 
+@pytest.mark.parametrize("header", ["text, as it came;label", "Guten Tag, mein Paket ist weg.;Lieferung", "a;b"])
+def test_the_delimiter_is_that_of_the_lines_behind_the_first_too(tmp_path: Path, header: str) -> None:
+    lines = [header, "where is it;delivery", "hello, it is broken, and wet;repair", "one;two"]
+    rows = read(tmp_path, "\n".join(lines).encode(), "rows.csv")
+    assert [tuple((row.columns or {}).values()) for row in rows] == [tuple(line.split(";")) for line in lines[1:]]
+
+
 @pytest.mark.parametrize("language", WESTERN)
 def test_a_file_of_one_western_language_is_read(tmp_path: Path, language: str) -> None:
     rows = read(tmp_path, as_json_lines([{"a": WESTERN[language]}] * 9).encode("cp1252"))

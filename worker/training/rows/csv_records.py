@@ -7,6 +7,7 @@ are read again. Where such a record keeps to RFC 4180, `stray_quotes.py` decides
 from __future__ import annotations
 
 import csv
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -108,10 +109,10 @@ class CsvLines:
         del self.record[place:]
         self.record_bytes = sum(map(len, self.record))
 
-    def peek(self) -> list[bytes]:
-        """The lines of the next BLOCK_BYTES, without consuming them."""
+    def peek(self, lines: float = math.inf) -> list[bytes]:
+        """The lines of the next BLOCK_BYTES, and no more than so many, without consuming them."""
         held = sum(map(len, self._pushed_back))
-        while held < BLOCK_BYTES and (line := next(self._source, b"")):
+        while held < BLOCK_BYTES and len(self._pushed_back) < lines and (line := next(self._source, b"")):
             self._pushed_back.append(line)
             held += len(line)
         return list(self._pushed_back)

@@ -1,4 +1,5 @@
-"""CSV with a header line; fields are divided by whichever of , ; tab | divides the header into most (.tsv: by tabs).
+"""CSV with a header line; fields are divided by whichever of , ; tab | divides the header into most, and the lines
+behind it into as many (.tsv: by tabs).
 
 Quoting is RFC 4180's: a field in double quotes may hold delimiters, newlines and doubled quotes. What does not keep to
 it is rejected as "bad CSV", not guessed at (`csv_records.py`).
@@ -8,8 +9,8 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
@@ -27,6 +28,8 @@ from worker.training.rows.stray_quotes import TableLines
 from worker.training.rows.text import list_in
 
 DELIMITERS = ",;\t|"
+_LOOKED_AT = 50
+"""Lines by which the delimiter is told."""
 _HEADER = "the first line names the columns, such as: input,target"
 _SEP = re.compile(r'"?sep=([^\r\n])"?\s*', re.IGNORECASE)
 
@@ -110,7 +113,7 @@ class CsvReader:
             self._feed = feed = CsvLines(lines)
             if (first_line := self._first_line(feed)) is None:
                 return
-            delimiter = self._delimiter or _sniff(first_line, self._quoting)
+            delimiter = self._delimiter or _sniff(first_line, feed.peek(_LOOKED_AT), self._quoting)
             if (found := _SEP.fullmatch(first_line)) is not None:  # as Excel does
                 delimiter = found.group(1)
                 next(feed)
@@ -188,7 +191,19 @@ def _named(header: tuple[str, ...]) -> int:
     return max((place for place, name in enumerate(header, start=1) if name), default=0)
 
 
-def _sniff(line: str, quoting: Literal[0, 3]) -> str:
-    """The delimiter that gives the line most fields; the first of DELIMITERS among equals."""
+def _sniff(line: str, lines: Sequence[bytes], quoting: Literal[0, 3]) -> str:
+    """The delimiter that gives the first of the lines most fields, and nine in ten of those behind it as many, if there
+    is one; the first of DELIMITERS among equals. A header or a row may have commas in its texts.
+    """
     line = line.partition("\r")[0]  # where lines end in CR alone, that is for others to say
-    return max(DELIMITERS, key=lambda delimiter: len(next(csv.reader([line], delimiter=delimiter, quoting=quoting))))
+    behind = [text for each in lines[1:] if "\r" not in (text := decoded(each)).rstrip("\r\n")]
+
+    def is_better(delimiter: str) -> tuple[bool, int]:
+        fields = len(next(csv.reader([line], delimiter=delimiter, quoting=quoting)))
+        alike = others = 0
+        with suppress(csv.Error):
+            for record in csv.reader(behind, delimiter=delimiter, quoting=quoting):
+                alike, others = alike + (len(record) == fields), others + (len(record) not in (0, fields))
+        return fields > 1 and alike >= 9 * others, fields
+
+    return max(DELIMITERS, key=is_better)
