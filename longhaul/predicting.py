@@ -56,8 +56,8 @@ def predict(api: Longhaul, wanted: PredictionTask, *, on_answer: OnAnswer, on_tr
     """
     if data_format(wanted.rows.name) not in ("jsonl", None) or wanted.rows.suffix.lower() in (".gz", ".zst"):
         raise BadInput(
-            f"{wanted.rows.name} is no file of JSON lines, which `predict` reads alone: write each row as an object "
-            'in a line of its own, such as {"title": "Peach Ice Cream"}'
+            f"{wanted.rows.name} is no file of JSON lines, and `predict` reads no other: write each row as an object "
+            "with the columns of the job's data in a line of its own"
         )
     with open(wanted.rows, "rb") as source:
         for _ in _rows(source, wanted.rows):  # a line that is wrong is known before anything is written

@@ -177,10 +177,10 @@ class Parser(argparse.ArgumentParser):
         if message.endswith("required: COMMAND"):
             message = "which command? `longhaul --help` lists them"
         elif chosen and message.startswith("argument COMMAND:"):
-            near = _near(chosen[1], re.findall(r"[a-z]+", chosen[2]))
+            near = _near(chosen[1], re.findall(r"\w+", chosen[2]))
             message = f"there is no command {chosen[1]!r}{near or ';'} `longhaul --help` lists all of them"
         elif chosen:
-            known = re.findall(r"[a-z]+", chosen[2])
+            known = re.findall(r"\w+", chosen[2])
             message += _near(_SAID_OF_STATES.get(chosen[1], chosen[1]), known)
         elif unknown:
             message += self._set_instead(unknown[1]) or _near(unknown[1], self._option_string_actions)
@@ -218,9 +218,22 @@ class CommandParser(Parser):
             args = [self.implied, *args]
         self.given = args or ()
         given, unknown = super().parse_known_args(args, namespace)
-        if unknown:
+        if unknown and not self._take(given, unknown):
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return given, unknown
+        return given, []
+
+    def _take(self, given: argparse.Namespace, words: list[str]) -> bool:
+        """Take what stands behind options for the argument that may be left out, as Python does from 3.12 on."""
+        left = [
+            each
+            for each in self._actions
+            if not each.option_strings and each.nargs in ("?", "*") and getattr(given, each.dest) == each.default
+        ]
+        if len(left) != 1 or any(word.startswith("-") for word in words) or (left[0].nargs == "?" and len(words) > 1):
+            return False
+        values = [self._get_value(left[0], word) for word in words]
+        setattr(given, left[0].dest, values[0] if left[0].nargs == "?" else values)
+        return True
 
 
 class Commands:

@@ -100,7 +100,7 @@ _EXAMPLES: dict[int, dict[str, dict[str, Any]]] = {
         },
         "bad_input": {
             "message": "the input cannot be used: missing title",
-            "hint": "give it as a row of the training data would be: `longhaul preview` shows some",
+            "hint": "give it as a row of the training data would be: `longhaul preview ID` shows some",
         },
         "input_too_long": {
             "message": "the input has 600 tokens, and the model knows 512 positions",

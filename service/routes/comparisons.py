@@ -43,7 +43,7 @@ def _ids(given: str) -> list[str]:
     ids = [job for each in given.split(",") if (job := each.strip())]
     if not FEWEST <= len(ids) <= MOST:
         raise UserError(
-            f"jobs names {len(ids)} jobs: {FEWEST} to {MOST} can be compared",
+            f"jobs names {len(ids)} job{'' if len(ids) == 1 else 's'}: {FEWEST} to {MOST} can be compared",
             param="jobs",
             hint="name more than one: `longhaul compare JOB JOB`, or /compare?jobs=JOB,JOB in a browser"
             if len(ids) < FEWEST

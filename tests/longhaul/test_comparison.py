@@ -70,7 +70,7 @@ def test_jobs_are_named_as_everywhere(
 
     assert main(["compare", "first"]) == 2
     err = " ".join(capsys.readouterr().err.split())
-    assert "jobs names 1 jobs: 2 to 10 can be compared" in err and "`longhaul compare JOB JOB`" in err
+    assert "jobs names 1 job: 2 to 10 can be compared" in err and "`longhaul compare JOB JOB`" in err
     assert main(["compare", "first", "other", "--png", str(tmp_path / "nowhere" / "x.png")]) == 2
     assert "No such file or directory" in capsys.readouterr().err
 

@@ -160,7 +160,7 @@ def test_the_last_checkpoint_stays_the_one_that_it_was_at_first(rows: Path, tmp_
 @pytest.mark.parametrize("name", ["rows.csv", "rows.TSV", "rows.parquet", "rows.jsonl.gz"])
 def test_another_format_is_named_before_anything_is_written(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"n\n1\n")
-    with pytest.raises(BadInput, match=f"{name} is no file of JSON lines, which `predict` reads alone"):
+    with pytest.raises(BadInput, match=f"{name} is no file of JSON lines, and `predict` reads no other"):
         predicted(AnsweringApi(), tmp_path / name, tmp_path / "out.jsonl")
     assert [file.name for file in tmp_path.iterdir()] == [name]
 

@@ -8,6 +8,7 @@ import io
 import pytest
 from rich.console import Console
 
+from longhaul.command_line import _parser as parser
 from longhaul.commands.command import Call
 from longhaul.commands.trying import _Shown
 
@@ -37,3 +38,23 @@ def test_an_empty_answer_is_seen_beside_another(terminal: bool) -> None:
 def test_an_empty_answer_alone_is_said_beside_standard_output_where_that_is_a_file() -> None:
     assert shown({"trained": ""}, titled=False, terminal=True) == ("(nothing)", "")
     assert shown({"trained": " \n"}, titled=False, terminal=False) == (" \n", "(nothing)\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        ("try cats --base late", "text", "late"),
+        ("try cats late --base", "text", "late"),
+        ("download cats --to folder model", "paths", ["model"]),
+        ("download cats --to folder", "paths", parser().parse_args(["download", "cats"]).paths),
+    ],
+)
+def test_what_may_be_left_out_stands_before_options_or_behind(words: str, name: str, value: object) -> None:
+    assert getattr(parser().parse_args(words.split()), name) == value
+
+
+def test_one_word_too_many_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ("try cats --base too late", "try cats late --base again", "try cats --bass late"):
+        with pytest.raises(SystemExit):
+            parser().parse_args(words.split())
+        assert "unrecognized arguments" in capsys.readouterr().err

@@ -57,7 +57,7 @@ class Inputs:
             raise Rejected(
                 f"the input cannot be used: {defect}",
                 code="bad_input",
-                hint="give it as a row of the training data would be: `longhaul preview` shows some",
+                hint="give it as a row of the training data would be: `longhaul preview ID` shows some",
             ) from None
 
     def _tried(self, row: Mapping[str, Any]) -> Prompt | Defect:
