@@ -223,7 +223,7 @@ class CommandParser(Parser):
         return given, []
 
     def _take(self, given: argparse.Namespace, words: list[str]) -> bool:
-        """Take what stands behind options for the argument that may be left out, as Python does from 3.12 on."""
+        """Take what stands behind options for the argument that may be left out, as newer releases of Python do."""
         left = [
             each
             for each in self._actions

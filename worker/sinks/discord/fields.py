@@ -76,7 +76,7 @@ def _speed(row: MetricRow) -> list[EmbedField]:
     if row.tokens_per_s is not None:
         fields.append(field("Tokens per second", format_number(row.tokens_per_s), inline=True))
     if row.mfu is not None:
-        fields.append(field("MFU", f"{format_share(row.mfu)}", inline=True))
+        fields.append(field("MFU", format_share(row.mfu), inline=True))
     return fields
 
 
