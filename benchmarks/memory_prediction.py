@@ -31,14 +31,13 @@ import sys
 import tempfile
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import PreTrainedModel
 
@@ -57,8 +56,6 @@ from worker.training.optimizers.optimizer import Optimizer, make_optimizer
 from worker.training.planning.bare_model import bare_model, give_device
 from worker.training.planning.prediction import Setting
 from worker.training.planning.predictor import Predictor
-from worker.training.ranks.sharding import shard
-from worker.training.ranks.shards import Shards
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.causal.loss import learned_loss_sum
 from worker.training.tasks.causal.task import Causal
@@ -299,9 +296,8 @@ def method_in(configuration: Configuration) -> Method:
     return Full() if configuration.method is None else Lora(configuration.method)
 
 
-def measured(task: Task, config: dict[str, Any], configuration: Configuration, ranks: int = 1) -> tuple[int, int, int]:
-    """Real peaks of the passes, of the update and of an evaluation, bytes. `ranks`: among so many the weights are
-    sharded, of which the one that owns most is measured."""
+def measured(task: Task, config: dict[str, Any], configuration: Configuration) -> tuple[int, int, int]:
+    """Real peaks of the passes, of the update and of an evaluation, bytes."""
     torch.manual_seed(0)
     model = bare_model(
         config, task, configuration.dtype, fused=configuration.fused, dropout=None, method=method_in(configuration)
@@ -312,76 +308,26 @@ def measured(task: Task, config: dict[str, Any], configuration: Configuration, r
         model.activation_checkpointing_enable(
             {"use_reentrant": False}, every_n_layers=configuration.activation_checkpointing
         )
-    shards, sums, named = None, 0, list(model.named_parameters())
-    if ranks > 1:
-        sharding = shard(model, ranks, trained=configuration.method is None)
-        rank = max(range(ranks), key=sharding.owned_bytes)
-        shards = Shards(model, sharding, rank, torch.device("cpu"))
-        shards.join(SilentRanks(rank), {}, lambda what: None)
-        sums, named = sharding.owned_bytes(rank) if shards.trained else 0, shards.updated(named)
-    optimizer = make_optimizer(configuration.optimizer, named, TrainingSpec(), fused=True)
+    optimizer = make_optimizer(configuration.optimizer, model.named_parameters(), TrainingSpec(), fused=True)
     with tempfile.TemporaryDirectory() as folder:
         optimizer.compile(Journal(Path(folder) / "journal.jsonl"))
     run = {"seq2seq": seq2seq, "causal": causal, "classification": classification}[task.name]
     vocabulary = int(config["vocab_size"])
     # Whatever is made once (caches of kernels, code compiled at the first update), and the gradients to be added to.
     short = dataclasses.replace(configuration, rows=2, inputs=16, targets=16)
-    loss = micro_batch(lambda: run(model, short, vocabulary), shards)
+    loss = micro_batch(lambda: run(model, short, vocabulary))
     optimizer.step(1, 1e-5, loss)
     model.zero_grad(set_to_none=True)
-    micro_batch(lambda: run(model, short, vocabulary), shards)
-    if shards is not None:
-        for weight in set(model.parameters()) - set(shards.everywhere(model.parameters())):
-            weight.grad = None  # of an earlier micro-batch a rank has the sums
-    before = live_bytes(model, optimizer) + sums
-    return watched(model, optimizer, lambda: run(model, configuration, vocabulary), before, shards)
+    micro_batch(lambda: run(model, short, vocabulary))
+    before = live_bytes(model, optimizer)
+    return watched(model, optimizer, lambda: run(model, configuration, vocabulary), before)
 
 
-def micro_batch(run: Callable[[], torch.Tensor], shards: Shards | None) -> torch.Tensor:
+def micro_batch(run: Callable[[], torch.Tensor]) -> torch.Tensor:
     """Forward and backward; the loss, without its graph."""
-    if shards is not None:
-        shards.begin(1)
     loss = run()
     loss.backward()
-    loss = loss.detach()  # as the loop does
-    if shards is not None:
-        shards.end(computed=True)
-        shards.collect(1)
-    return loss
-
-
-class SilentRanks:
-    """A group for one of its ranks alone: the others send nothing."""
-
-    piece = 2**16
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-        self._buffer = torch.zeros(self.piece)
-
-    def broadcast(self, tensor: torch.Tensor, owner: int) -> dist.Work:
-        """It stays as it is."""
-        return dist.Work()
-
-    def wait(self, work: dist.Work) -> None:
-        """It is done."""
-
-    def reduce(self, gradients: torch.Tensor | None, count: int, share: float, owner: int) -> torch.Tensor:
-        """The own ones."""
-        flat = self._buffer[:count]
-        return flat.zero_() if gradients is None else flat.copy_(gradients)
-
-    def norm(self, own: torch.Tensor) -> torch.Tensor:
-        """The own one."""
-        return own
-
-    def send(self, tensor: torch.Tensor | None, size: int, owner: int) -> Iterator[torch.Tensor]:
-        """Nothing."""
-        return iter(())
-
-    def each(self, own: object) -> list[object]:
-        """The own one."""
-        return [own]
+    return loss.detach()  # as the loop does
 
 
 def watched(
@@ -389,12 +335,11 @@ def watched(
     optimizer: Optimizer,
     run: Callable[[], torch.Tensor],
     before: int,
-    shards: Shards | None = None,
 ) -> tuple[int, int, int]:
     """Peaks of one more micro-batch, the update, and an evaluation of the same rows, on top of `before` bytes."""
     gradients = sum(each.grad.nbytes for each in model.parameters() if each.grad is not None)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        loss = micro_batch(run, shards)
+        loss = micro_batch(run)
         with record_function("update"):
             optimizer.step(2, 1e-5, loss)
         model.zero_grad(set_to_none=True)

@@ -6,8 +6,7 @@
 (`worker.training.loop.steps`, `worker.training.follow.FollowingRank`) on so many processes over gloo, and on one.
 Compared are, after every step, the last of which has fewer rows than there are ranks, the summed gradient
 (`ranks_max_abs_diff`), the loss and the weights. `oom_max_abs_diff`: the same where memory ran out on the last rank in
-the middle of the first step (of two ranks). `sharded_max_abs_diff`: gradient and loss where ranks shard the weights of
-models with five layers, of which some are recomputed, and the loss of each row in an evaluation after the last step.
+the middle of the first step (of two ranks).
 
 *Fast*: rows per second of a T5 of 14 million weights in fp32 on 1 and 2 ranks, which share the cores of this machine,
 each three times in turn (`ratio`: median of 2 ranks / median of 1), and the share of a step in which ranks exchange
@@ -24,20 +23,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import itertools
 import json
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -65,18 +62,13 @@ from worker.training.context import Trainable, TrainingContext
 from worker.training.follow import FollowingRank
 from worker.training.journal import Journal
 from worker.training.loop import steps
-from worker.training.machine.out_of_memory import MemoryShortage
-from worker.training.optimizers.gradients import gradient_norm
 from worker.training.optimizers.optimizer import Optimizer, make_optimizer
 from worker.training.ranks.group import SILENT_S, RankGroup, join, share_cores
-from worker.training.ranks.leader import group_of
 from worker.training.ranks.ranks import Alone, Failure, Ranks, Vote
-from worker.training.ranks.sharding import shard
-from worker.training.ranks.shards import Shards
 from worker.training.tasks.task import Limit
 
 KEYS = (
-    "cases", "sharded_max_abs_diff", "ranks_max_abs_diff", "weights_max_abs_diff", "oom_max_abs_diff",
+    "cases", "ranks_max_abs_diff", "weights_max_abs_diff", "oom_max_abs_diff",
     "offload_bit_equal", "rows_per_s", "rows_per_s_2_ranks", "ratio", "communication_share", "cores",
 )  # fmt: skip
 CASES: tuple[tuple[TaskName, MethodName], ...] = (
@@ -86,10 +78,6 @@ BATCH = 5
 """Of 12 rows: steps of 5, 5 and 2."""
 LARGER = {"d_model": 256, "d_kv": 32, "d_ff": 1024, "num_layers": 4, "num_heads": 8, "vocab_size": 8192}
 TIMED_BATCH, WARM_STEPS = 16, 3
-DEEPER: dict[str, dict[str, int]] = {
-    "seq2seq": {"num_layers": 3, "num_decoder_layers": 2}, "causal": {"num_hidden_layers": 5},
-}  # fmt: skip
-"""More layers than there are slots for."""
 OUT_OF_MEMORY_AT = 40
 """Operations of a pass into which the last rank comes."""
 
@@ -101,17 +89,8 @@ class Members:
         self.count, self.seconds = count, 0.0
         self._store, self._group, self._begun = store, group, 0
 
-    def join(
-        self,
-        trained: Sequence[nn.Parameter],
-        state: Mapping[str, torch.Tensor],
-        device: torch.device,
-        shards: Shards | None = None,
-        resumed: Path | None = None,
-    ) -> None:
+    def join(self, trained: Sequence[nn.Parameter], state: Mapping[str, torch.Tensor], device: torch.device) -> None:
         """They have joined, and begin alike."""
-        if shards is not None:
-            shards.join(self._group, state, self.tell)
 
     def begin(self, step: int, learning_rate: float, limit: Limit) -> None:
         """See `Ranks`."""
@@ -160,10 +139,9 @@ def training(
     optimizer: Optimizer,
     ranks: Ranks,
     journal: Journal | None = None,
-    shards: Shards | None = None,
 ) -> Iterator[TrainingContext]:
     """What rank 0 trains with."""
-    loaded = replace(as_loaded(scene.model, scene.spec, scene.task), shards=shards)
+    loaded = as_loaded(scene.model, scene.spec, scene.task)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         yield training_context(
             Path(scratch), loaded, scene.data, scene.spec, optimizer,
@@ -171,25 +149,15 @@ def training(
         )  # fmt: skip
 
 
-def watched_optimizer(
-    scene: Scene, shards: Shards | None, name: OptimizerName = "adamw"
-) -> tuple[Optimizer, list[StepSeen]]:
+def watched_optimizer(scene: Scene, name: OptimizerName = "adamw") -> tuple[Optimizer, list[StepSeen]]:
     """That of a rank, and what it will have seen."""
-    named, training = scene.model.named_parameters(), scene.spec.training
-
-    def norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
-        own = gradient_norm(parameters)
-        return own if shards is None else shards.norm(own)
-
-    optimizer = make_optimizer(name, shards.updated(named) if shards else named, training, fused=True, norm=norm)
+    optimizer = make_optimizer(name, scene.model.named_parameters(), scene.spec.training, fused=True)
     seen: list[StepSeen] = []
     real = optimizer.step
 
     def step(number: int, learning_rate: float, loss: torch.Tensor) -> torch.Tensor:
         gradient = gradient_of(scene.model)
         norm = real(number, learning_rate, loss)
-        if shards is not None:
-            shards.share_updates()  # of every rank, once more: before its weights are looked at
         seen.append(StepSeen(float(loss), gradient, weights_of(scene.model)))
         return norm
 
@@ -203,15 +171,13 @@ def run_steps(
     ranks: Ranks,
     name: OptimizerName = "adamw",
     journal: Journal | None = None,
-    shards: Shards | None = None,
 ) -> list[StepSeen]:
     """All steps from the beginning, as rank 0."""
-    if shards is None:
-        scene.begin()
-    optimizer, seen = watched_optimizer(scene, shards, name)
-    with training(folder, scene, optimizer, ranks, journal, shards) as context:
+    scene.begin()
+    optimizer, seen = watched_optimizer(scene, name)
+    with training(folder, scene, optimizer, ranks, journal) as context:
         state = Trainable(context.loaded, optimizer, compiled=False).state
-        ranks.join(context.loaded.trained, state, torch.device("cpu"), shards)
+        ranks.join(context.loaded.trained, state, torch.device("cpu"))
         for _ in steps(context):
             pass
     return seen
@@ -235,22 +201,15 @@ class RanksCase:
     method: MethodName = "full"
     out_of_memory_at: int = 0
     timed: int = 0
-    sharded: bool = False
-    recompute: int = 0
-    steps_short: int = 0
 
     def scene(self, folder: Path) -> Scene:
         """Rows, and the model that all ranks begin with."""
         if self.timed:
             rows = self.timed * TIMED_BATCH
             return Scene(folder, dropout=0.0, dtype=torch.float32, batch_size=TIMED_BATCH, rows=rows, larger=LARGER)
-        scene = Scene(
-            folder, dropout=0.0, dtype=torch.float64, method=self.method, task=self.task, batch_size=BATCH,
-            larger=DEEPER[self.task] if self.sharded else None, rows=BATCH * self.steps_short or ROWS,
-        )  # fmt: skip
-        if self.recompute:
-            scene.model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=self.recompute)
-        return scene
+        return Scene(
+            folder, dropout=0.0, dtype=torch.float64, method=self.method, task=self.task, batch_size=BATCH, rows=ROWS
+        )
 
 
 def be_rank(
@@ -265,15 +224,11 @@ def be_rank(
     join(store, rank, case.count, device)
     trained = [parameter for parameter in scene.model.parameters() if parameter.requires_grad]
     scene.begin()
-    shards = None
-    if case.sharded:
-        whole = shard(scene.model, case.count, trained=case.method == "full")
-        shards = Shards(scene.model, whole, rank, device)
-    group = group_of(trained, shards, SILENT_S)
+    group = RankGroup(trained, SILENT_S)
     if rank:
         at = case.out_of_memory_at if rank == case.count - 1 else 0
-        seen = follow(scene, store, group, own_folder, at, shards, every_step=case.steps_short > 0)
-        found: dict[str, float] = {} if case.timed else compared(alone, seen, own_places(scene, shards))
+        seen = follow(scene, store, group, own_folder, at)
+        found: dict[str, float] = {} if case.timed else compared(alone, seen)
         found.pop("loss", None)  # nobody sees it: of a rank without rows it is rounded to fp32
     else:
         members = Members(store, case.count, group)
@@ -281,48 +236,32 @@ def be_rank(
             found = timed_steps(own_folder, scene, members)
         else:
             facts = Facts(own_folder / "facts.jsonl")
-            seen = run_steps(own_folder, scene, members, journal=facts, shards=shards)
-            found = compared(alone, seen, own_places(scene, shards))
+            seen = run_steps(own_folder, scene, members, journal=facts)
+            found = compared(alone, seen)
             apart = max(abs(one - other) for one, other in zip(expected, evaluated(scene), strict=True))
             found |= {"evaluation": apart, "redone": len(facts.facts)}
         members.tell({})
         members.check_equal()
-    every = group.each(found)
+    every: list[Any] = [None] * case.count
+    dist.all_gather_object(every, found)
     if not rank:
         print(json.dumps({name: max(each.get(name, 0.0) for each in every) for name in found}))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def follow(
-    scene: Scene,
-    store: Store,
-    group: RankGroup,
-    folder: Path,
-    out_of_memory_at: int,
-    shards: Shards | None,
-    *,
-    every_step: bool,
-) -> list[StepSeen]:
-    """Do what rank 0 writes into the store, until that is nothing; what each step was.
-
-    Memory runs out at one operation of the first step (0: at none); with `every_step` of every step, that many
-    operations later than in the step before, and as if it were in pieces: then a step is done again as it was cut.
-    """
-    optimizer, steps_seen = watched_optimizer(scene, shards)
-    loaded = replace(as_loaded(scene.model, scene.spec, scene.task), shards=shards)
-    trainable = Trainable(loaded, optimizer, compiled=False)
-    if shards is not None:
-        shards.join(group, trainable.state)
+def follow(scene: Scene, store: Store, group: RankGroup, folder: Path, out_of_memory_at: int) -> list[StepSeen]:
+    """Do what rank 0 writes into the store, until that is nothing; what each step was. Memory runs out at one operation
+    of the first step (0: at none)."""
+    optimizer, steps_seen = watched_optimizer(scene)
+    trainable = Trainable(as_loaded(scene.model, scene.spec, scene.task), optimizer, compiled=False)
     journal = Journal(folder / "journal.jsonl")
     follower = FollowingRank(trainable, scene.order, scene.rows, group, journal, scene.spec.training.seed)
-    number, seen = 0, set[int]()
+    number, ran_out = 0, False
     while told := json.loads(store.get(f"told {number}")):
-        if shards is not None and "do" in told:
-            shards.fetch(told["layer"])
-        elif out_of_memory_at and told["step"] not in seen and (told["step"] == 1 or every_step):
-            seen.add(told["step"])
-            with OutOfMemoryAt(out_of_memory_at * told["step"]), in_pieces(every_step):
+        if out_of_memory_at and not ran_out:
+            ran_out = True
+            with OutOfMemoryAt(out_of_memory_at):
                 follower.train(told)
         else:
             follower.train(told)
@@ -331,34 +270,13 @@ def follow(
     return steps_seen
 
 
-@contextlib.contextmanager
-def in_pieces(yes: bool) -> Iterator[None]:
-    """Memory that runs out is called fragmented, which that of a CPU never is."""
-    real = MemoryShortage.of
-
-    def of(*arguments: Any, **options: Any) -> MemoryShortage | None:
-        found = real(*arguments, **options)
-        return None if found is None else replace(found, cause="fragmentation")
-
-    with mock.patch.object(MemoryShortage, "of", of) if yes else contextlib.nullcontext():
-        yield
-
-
-def own_places(scene: Scene, shards: Shards | None) -> list[bool]:
-    """Of each parameter, whether this rank has its values for good."""
-    return [shards is None or shards.has(name) for name, _ in scene.model.named_parameters()]
-
-
-def compared(alone: list[StepSeen], together: list[StepSeen], own: list[bool]) -> dict[str, float]:
-    """Largest differences, of the rank's own weights. Weights whose gradient is nothing but rounding are left out: Adam
-    makes an update of it."""
-    learning = [mine and float(each.abs().max()) > LIMIT for each, mine in zip(alone[0].gradient, own, strict=True)]
+def compared(alone: list[StepSeen], together: list[StepSeen]) -> dict[str, float]:
+    """Largest differences. Weights whose gradient is nothing but rounding are left out: Adam makes an update of it."""
+    learning = [float(each.abs().max()) > LIMIT for each in alone[0].gradient]
     pairs = list(zip(alone, together, strict=True))
     return {
         "steps": len(together),
-        "gradient": max(
-            farthest(list(compress(one.gradient, own)), list(compress(other.gradient, own))) for one, other in pairs
-        ),
+        "gradient": max(farthest(one.gradient, other.gradient) for one, other in pairs),
         "loss": max(abs(one.loss - other.loss) for one, other in pairs),
         "weights": max(
             farthest(list(compress(one.weights, learning)), list(compress(other.weights, learning)))
@@ -408,13 +326,8 @@ def equality(ranks: Sequence[int], cases: Sequence[tuple[TaskName, MethodName]])
             with tempfile.TemporaryDirectory() as folder:
                 redone.append(together(Path(folder), RanksCase(count, task, method, out_of_memory_at=OUT_OF_MEMORY_AT)))
     assert all(case["redone"] == 1 for case in redone) and not any(case["redone"] for case in found)
-    sharded = []
-    for count, (recompute, (task, method)) in itertools.product(ranks, enumerate(cases)):
-        with tempfile.TemporaryDirectory() as folder:
-            sharded.append(together(Path(folder), RanksCase(count, task, method, sharded=True, recompute=recompute)))
     return {
-        "cases": len(found) + len(redone) + len(sharded),
-        "sharded_max_abs_diff": max(max(case["gradient"], case["loss"], case["evaluation"]) for case in sharded),
+        "cases": len(found) + len(redone),
         "ranks_max_abs_diff": max(max(case["gradient"], case["loss"]) for case in found),
         "weights_max_abs_diff": max(case["weights"] for case in found),
         "oom_max_abs_diff": max(max(case["gradient"], case["loss"], case["weights"]) for case in redone),
@@ -460,10 +373,7 @@ def main(argv: list[str]) -> int:
         "cores": len(os.sched_getaffinity(0)),
     }  # fmt: skip
     print(json.dumps(found))
-    differences = [
-        found[name]
-        for name in ("ranks_max_abs_diff", "weights_max_abs_diff", "oom_max_abs_diff", "sharded_max_abs_diff")
-    ]
+    differences = [found[name] for name in ("ranks_max_abs_diff", "weights_max_abs_diff", "oom_max_abs_diff")]
     return 0 if max(differences) <= LIMIT and found["offload_bit_equal"] else 1
 
 

@@ -29,7 +29,7 @@ class GpuNeeds:
     native_bf16: bool = False
     """The job is planned in bfloat16."""
     gpus: int = 1
-    """`resources.gpus`: of `auto`, one until it is planned."""
+    """`resources.gpus`."""
     engine: str | None = None
     """`resources.engine`."""
     host_bytes: int | None = None
@@ -44,10 +44,7 @@ class GpuNeeds:
             host = (memory.host and memory.host.optimizer_bytes) or None
             least = memory.peak_bytes if memory.least_bytes is None else memory.least_bytes
             native = memory.dtype == "bfloat16"
-        gpus = resources.gpus
-        if gpus == "auto":
-            gpus = plan.resolved.gpus if isinstance(plan, CheckSummary) else 1
-        return cls(resources.gpu_memory_gib, resources.gpu_name, least, native, gpus, resources.engine, host)
+        return cls(resources.gpu_memory_gib, resources.gpu_name, least, native, resources.gpus, resources.engine, host)
 
     def unmet(self, gpu: GpuFacts | None) -> str | None:
         """Why this GPU (None: a CPU) cannot take the job, for people; None: it can."""

@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # the table is of use where there is no pydantic, as to bench
 
 GPU = "LONGHAUL_GPU"
 """Environment variable by which a supervisor tells check and prepare which GPU will train (`GpuFacts`)."""
-GROUP = "LONGHAUL_GPU_GROUP"
 """The same of GPUs that may train a job together that does not fit that one."""
 
 
@@ -83,12 +82,6 @@ class GpuFacts:
         """Seconds in which so many GPUs add up so many gradients in fp32, through the host: each sends and receives
         each of them twice, less its own part. GPUs that are linked directly take less."""
         return 2 * (gpus - 1) / gpus * 4 * numbers / self._copy_bytes_per_s
-
-    def fetch_s(self, sharded_bytes: int, gpus: int, *, trained: bool = False) -> float:
-        """Seconds in which weights that so many GPUs shard come to each, through the host, twice: for
-        the forward and for the backward pass. `trained`: their gradients, in fp32, go to the owners besides. What is
-        computed meanwhile is not taken off."""
-        return (4 if trained else 2) * (gpus - 1) / gpus * sharded_bytes / self._copy_bytes_per_s
 
     @property
     def _copy_bytes_per_s(self) -> float:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from jobs.frozen import Frozen
 from jobs.gpus import MARGIN
@@ -142,9 +142,6 @@ class MemoryFigures(Frozen):
     """Their sum."""
     gpus: int = 1
     """That train together; the other sizes are those of each."""
-    sharded_bytes: int = 0
-    """Of weights that the GPUs of the job shard, since one has no room for all; `parts` are those of
-    the GPU that holds most. 0: each has them all."""
     trained_parameters: int = 0
     """Numbers that are trained; 0 in plans of earlier versions, which trained all."""
     evaluation: bool = False
@@ -162,6 +159,14 @@ class MemoryFigures(Frozen):
     """Null where it was not looked at."""
     seconds: float
     """What making this took."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, given: object) -> object:
+        """They sharded weights among GPUs, and said how much of them."""
+        if isinstance(given, Mapping):
+            return {name: each for name, each in given.items() if name != "sharded_bytes"}
+        return given
 
     @property
     def reserved_bytes(self) -> int | None:
@@ -212,7 +217,6 @@ class MemoryPlan(MemoryFigures):
         return (
             f"{peak} at its peak, of {budget} ({source[self.budget_source]}; {free} {left}): "
             f"{half}{setting} of {self.input_tokens}/{self.target_tokens} tokens"
-            + (f"; {format_bytes(self.sharded_bytes)} of weights sharded among the GPUs" if self.sharded_bytes else "")
             + (f"; {format_bytes(on_host)} of optimizer states in the host's memory" if on_host else "")
             + (f"; {self.disk.text}" if self.disk and self.disk.text else "")
         )

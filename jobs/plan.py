@@ -490,7 +490,7 @@ def resolve(spec: JobSpec, memory: MemoryPlan | None, device: str = "cpu") -> Re
         optimizer=chosen[2],
         dtype=resolve_dtype(spec, None) if memory is None else memory.dtype,
         compile=spec.speed.compiled_on(device) if memory is None else memory.compile,
-        gpus=memory.gpus if memory is not None else 1 if spec.resources.gpus == "auto" else spec.resources.gpus,
+        gpus=memory.gpus if memory is not None else spec.resources.gpus,
     )
 
 

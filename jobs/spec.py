@@ -437,11 +437,11 @@ class MemorySpec(Part):
 class ResourcesSpec(Part):
     """Which GPUs may train the job. Where no worker has such a GPU, it waits for one."""
 
-    gpus: Auto | Annotated[int, Field(ge=1, le=MOST_GPUS)] = 1
-    """GPUs that train the job together: each goes through its share of the rows of a step. Each has the whole model;
-    where one has no room for it, they shard it. The result is that of one GPU but for rounding and dropout. On a
-    worker without a GPU: processes. `auto`: one; where the job does not fit the largest, all of the
-    group with the most memory."""
+    gpus: Annotated[int, Field(ge=1, le=MOST_GPUS), BeforeValidator(lambda given: 1 if given == "auto" else given)] = (
+        1  # `auto`: of earlier versions, which took several for a job that did not fit one
+    )
+    """GPUs that train the job together: each has the whole model, and goes through its share of the rows of a step.
+    The result is that of one GPU but for rounding and dropout. On a worker without a GPU: processes."""
     gpu_memory_gib: Annotated[float, Field(gt=0.0, le=1024.0)] | None = None
     """GiB of memory that the GPU must have in all: what nvidia-smi reports, rounded up to whole GiB (32 for an
     RTX 5090). Null: as much as the job needs."""
@@ -642,8 +642,6 @@ class JobSpec(Part):
     @model_validator(mode="after")
     def _what_several_gpus_need(self) -> JobSpec:
         gpus = self.resources.gpus
-        if gpus == "auto":
-            return self
         if gpus > 1 and self.kind != "train":
             raise ValueError(f"`resources.gpus: {gpus}`: a job of kind {self.kind} runs on one GPU")
         if gpus > 1 and self.memory.optimizer == "adamw_offload":

@@ -32,7 +32,7 @@ TOGETHER = {"e2e": "e2e", "faults": "faults", "gpu": "gpu"}
 
 LONG = (
     "e2e/test_boxes.py", "e2e/test_clouds.py", "e2e/test_newcomer.py", "e2e/test_slurm.py", "faults/test_fencing.py",
-    "training/ranks/test_attempts.py", "training/ranks/test_sharded_attempts.py",
+    "training/ranks/test_attempts.py",
 )  # fmt: skip
 """Files whose tests `make test-long` runs: whole jobs of several boxes, engines or ranks, a minute or more each."""
 

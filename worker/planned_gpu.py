@@ -41,19 +41,6 @@ def planned_gpu(store: Store, spec: JobSpec) -> GpuFacts | None:
     return max(_fitting(store, spec), key=_best, default=None)
 
 
-def planned_group(store: Store, spec: JobSpec) -> GpuFacts | None:
-    """Of the GPUs that train together, those with the most memory in all, for a job that may train on several or, with
-    its plan for one, says that they are there. None: there are none, or the job is for one alone.
-    """
-    for_one = spec.kind != "train" or spec.training.batch_size == 1 or spec.memory.optimizer == "adamw_offload"
-    if for_one or spec.resources.gpus not in ("auto", 1):
-        return None
-    fitting = _fitting(store, spec)
-    best = max(fitting, key=_best, default=None)
-    groups = [gpu for gpu in fitting if gpu.count > 1 and best is not None and gpu.native_bf16 == best.native_bf16]
-    return max(groups, key=lambda gpu: (gpu.count * gpu.memory_bytes, *_best(gpu)), default=None)
-
-
 def _fitting(store: Store, spec: JobSpec) -> list[GpuFacts]:
     trainers = trainers_for(store, spec)
     if any(each.device == "cuda" and each.gpu is None for each in trainers):

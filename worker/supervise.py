@@ -33,7 +33,7 @@ from jobs.events import (
     JobValidated,
 )
 from jobs.gpu_needs import GpuNeeds
-from jobs.gpus import GPU, GROUP
+from jobs.gpus import GPU
 from jobs.heartbeat import Gpu, TrainWorker
 from jobs.memory_plan import TEST_LIMIT
 from jobs.process.logs import JOB
@@ -48,7 +48,7 @@ from worker.ending import ending, unfinished
 from worker.engines.process import EngineProcess
 from worker.gpu import NoGpu, usable_gpu
 from worker.lease import Lease
-from worker.planned_gpu import planned_device, planned_gpu, planned_group
+from worker.planned_gpu import planned_device, planned_gpu
 from worker.settings import WorkerSettings
 from worker.trainer import Starter, Trainer, here
 
@@ -293,8 +293,6 @@ def validate(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) ->
         environment["LONGHAUL_DEVICE"] = device
     if (gpu := planned_gpu(context.store, spec)) is not None:
         environment[GPU] = gpu.encode()
-    if (group := planned_group(context.store, spec)) is not None:
-        environment[GROUP] = group.encode()
     trainer = Trainer(run, stage, None, here(environment, context.warm))
     lines: list[Noted | Finished] = []
     for news in follow(trainer, run, lease):

@@ -141,7 +141,6 @@ def _products(before: JobFacts, after: JobFacts, was: Need, now: Need, differing
     trained_dtype = dtype if full else adapter_dtype
     optimizer = _setting("optimizer", was, now, differing)
     gpus = _gpus(was.memory, now.memory, differing)
-    shared = gpus if was.memory.sharded_bytes or now.memory.sharded_bytes else ()
 
     def parts(name: str) -> Pair:
         return was.parts.get(name, 0), now.parts.get(name, 0)
@@ -151,12 +150,12 @@ def _products(before: JobFacts, after: JobFacts, was: Need, now: Need, differing
     parameters = before.parameters, after.parameters
     trained = list(_trained(before, after, was.memory, now.memory, differing))
     trained_keys = tuple(key for _, keys in trained for key in keys)
-    of_weights = (*(dtype or model or trained_keys or trained_dtype), *shared)
+    of_weights = dtype or model or trained_keys or trained_dtype
     yield _product("weights", base, [(parameters, model)], of_weights)
     yield _product("weights", adapters, trained, trained_dtype)
-    yield _product("gradients", parts("gradients"), trained, (*trained_dtype, *shared))
+    yield _product("gradients", parts("gradients"), trained, trained_dtype)
     # The master copy that adamw keeps is one of weights with fewer bits than its states.
-    of_states = (*optimizer, *(trained_dtype if "adamw" in (was.optimizer, now.optimizer) else ()), *shared)
+    of_states = (*optimizer, *(trained_dtype if "adamw" in (was.optimizer, now.optimizer) else ()))
     yield _product("optimizer", parts("optimizer"), trained, of_states)
 
     tokens = [need.memory.input_tokens + need.memory.target_tokens for need in (was, now)]

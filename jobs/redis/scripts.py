@@ -47,16 +47,15 @@ local function drop_lease(id, token)
 end
 local function asks(id)
   local h = redis.call('HMGET', lj(id), 'gpu_memory_gib', 'gpu_name', 'least_bytes', 'native_bf16', 'gpus', 'engine',
-    'host_bytes', 'planned_gpus')
+    'host_bytes')
   local record = not h[3] and redis.call('HGET', lj(id), 'record')
   if record then  -- written by an earlier version: the peak of its plan stands for the least
     local plan = cjson.decode(record).plan
     local memory = type(plan) == 'table' and plan.memory
     h[3] = type(memory) == 'table' and memory.device == 'cuda' and string.format('%.0f', memory.peak_bytes) or ''
   end
-  local gpus = h[5] == 'auto' and h[8] or h[5]
-  -- Earlier versions knew bf16 alone, one GPU, no engine, and no needs of the host's memory.
-  return h[1] or '', h[2] or '', h[3], h[4] or '1', tonumber(gpus) and gpus or '1', h[6] or '', h[7] or ''
+  -- Earlier versions knew bf16 alone, one GPU (or 'auto'), no engine, and no needs of the host's memory.
+  return h[1] or '', h[2] or '', h[3], h[4] or '1', tonumber(h[5]) and h[5] or '1', h[6] or '', h[7] or ''
 end
 local function room(gpu)
   local usable = gpu.memory_bytes - DRIVER_BYTES
@@ -170,7 +169,7 @@ return redis.call('HMGET', key, 'job', 'body')
 # ARGV: id, number before, number after, record, status, stage, score, not before (ms), submitted (ms), spec,
 #       JSON of its lasting indexes (with a spec), needs (ms), began (ms), token to release ('' for none), JSON of what
 #       it asks of a GPU (with a spec), least_bytes, native_bf16, trial, reserved_bytes, on_gpu, host_bytes,
-#       planned_gpus, then pairs number, event
+#       then pairs number, event
 # → {number that Redis has, 1 if there was a gap}
 # For a job that is new to Redis, only its newest event is published: followers read the earlier ones themselves.
 PROJECT = """
@@ -181,7 +180,7 @@ local before, after = tonumber(ARGV[2]), tonumber(ARGV[3])
 if have < before then return {have, 1} end
 if have < after then
   if have == 0 then redis.call('DEL', job .. ':events') end  -- what a lost hash left behind
-  for i = 23, #ARGV, 2 do
+  for i = 22, #ARGV, 2 do
     if tonumber(ARGV[i]) > have then
       redis.call('XADD', job .. ':events', ARGV[i] .. '-0', 'event', ARGV[i + 1])
       if have > 0 or i == #ARGV - 1 then
@@ -194,7 +193,7 @@ if have < after then
   redis.call('HSET', job, 'number', after, 'record', ARGV[4], 'status', ARGV[5], 'stage', ARGV[6], 'score', ARGV[7],
              'not_before', ARGV[8], 'needs_ms', ARGV[12], 'began_ms', ARGV[13], 'least_bytes', ARGV[16],
              'native_bf16', ARGV[17], 'trial', ARGV[18], 'reserved_bytes', ARGV[19], 'on_gpu', ARGV[20],
-             'host_bytes', ARGV[21], 'planned_gpus', ARGV[22])
+             'host_bytes', ARGV[21])
   if ARGV[10] ~= '' then
     local asks = cjson.decode(ARGV[15])
     redis.call('HSET', job, 'spec', ARGV[10], 'indexes', ARGV[11], 'gpu_memory_gib', asks[1], 'gpu_name', asks[2],

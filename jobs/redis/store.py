@@ -420,9 +420,8 @@ def events_key(job: str) -> str:
 
 def _planned_needs(record: JobRecord) -> tuple[int | str, ...]:
     """(bytes that a GPU must have room for, whether it must have native bf16, whether it is a trial, the bytes that it
-    then has of a GPU, the GPU of its open attempt, bytes of optimizer states on the host, GPUs that are planned
-    to train it together); '': unknown, or no."""
-    needs = GpuNeeds.of(ResourcesSpec(gpus="auto"), record.plan)
+    then has of a GPU, the GPU of its open attempt, bytes of optimizer states on the host); '': unknown, or no."""
+    needs = GpuNeeds.of(ResourcesSpec(), record.plan)
     reserved = record.plan.memory.reserved_bytes if isinstance(record.plan, CheckSummary) else None
     return (
         "" if needs.least_bytes is None else needs.least_bytes,
@@ -431,7 +430,6 @@ def _planned_needs(record: JobRecord) -> tuple[int | str, ...]:
         reserved or "",
         (record.gpu or "") if record.attempt_open else "",
         needs.host_bytes or "",
-        needs.gpus if isinstance(record.plan, CheckSummary) else "",
     )
 
 

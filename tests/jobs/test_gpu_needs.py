@@ -184,16 +184,6 @@ def test_a_job_for_several_gpus_needs_a_group_of_as_many(store: Store, tmp_path:
     assert take(store, "train-cpu", None) == "three", "where there is no GPU, so many processes train"
 
 
-def test_how_many_gpus_auto_needs_its_plan_says(store: Store, tmp_path: Path) -> None:
-    two = dataclasses.replace(LARGE, count=2)
-    run = queue(store, tmp_path, "large", {"gpus": "auto"}, least=GIB, gpus=2)
-    queue(store, tmp_path, "small", {"gpus": "auto"}, least=GIB)
-    assert [needs.gpus for _, needs in store.waiting_to_train()] == [2, 1]
-    assert (store.get("large").gpu_needs.gpus, GpuNeeds.of(run.spec().resources, Empty()).gpus) == (2, 1)
-    assert take(store, "train-1", LARGE) == "small" and take(store, "train-1", LARGE) is None
-    assert take(store, "train-2", two) == "large"
-
-
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
@@ -289,9 +279,9 @@ class Box:
         job = f"job-{place:03}"
         gib = self.chance.choice([None, None, 8, 15.5, 24, 30])
         name = self.chance.choice([None, None, None, "a", "nvidia b", "C"])
-        gpus, auto = self.chance.choice([1, 1, 1, 2, 3]), self.chance.choice([False, True])
+        gpus = self.chance.choice([1, 1, 1, 2, 3])
         engine = self.chance.choice([None, None, "cluster"])
-        resources = {"gpu_memory_gib": gib, "gpu_name": name, "gpus": "auto" if auto else gpus, "engine": engine}
+        resources = {"gpu_memory_gib": gib, "gpu_name": name, "gpus": gpus, "engine": engine}
         least = self.chance.choice([None, GIB, 7 * GIB, 8 * GIB, 15 * GIB, 23 * GIB])
         priority = self.chance.choice([0, 0, 5])
         host = None if least is None else self.chance.choice([None, None, 40 * GIB, 70 * GIB])

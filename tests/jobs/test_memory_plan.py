@@ -8,6 +8,7 @@ from jobs.events import AnyFact, Event, JobSubmitted
 from jobs.memory_plan import DiskPlan, MemoryPlan, layers
 from jobs.plan import Resolved
 from jobs.record import fold
+from jobs.spec import ResourcesSpec
 from jobs.text.units import GIB
 from tests.support.samples import PARTS, checked, memory_plan, prepared
 
@@ -21,6 +22,12 @@ def test_a_plan_in_one_line() -> None:
     assert "(NVIDIA GeForce RTX 5090, assumed; " in memory_plan(budget_source="assumed").text
     assert "(host memory; " in memory_plan(budget_source="host", device="cpu", gpu=None).text
     assert "every 2nd layer recomputed" in memory_plan(activation_checkpointing=2).text
+
+
+def test_what_earlier_versions_said_of_sharded_weights_is_left_out() -> None:
+    plan = memory_plan()
+    assert MemoryPlan.model_validate(plan.model_dump() | {"sharded_bytes": 0}) == plan
+    assert ResourcesSpec.model_validate({"gpus": "auto"}).gpus == 1
 
 
 def test_layers_for_people() -> None:

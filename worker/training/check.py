@@ -257,7 +257,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         spec,
         config,
         RowLengths.guessed(lengths_of(sources, [each.rows.characters for each in found]), spec.data, task),
-        settings.on(memory.gpus),
+        settings,
         done=before.step if before else 0,
     )
     if not run.plan_is_final():

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from jobs.disk.files import LineWriter
 from jobs.disk.metrics_file import truncate_metrics
@@ -31,7 +30,6 @@ from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.machine.usage import Cache
 from worker.training.network import guards
 from worker.training.network.model import LoadedModel, load
-from worker.training.optimizers.gradients import gradient_norm
 from worker.training.optimizers.loss_scaling import LossScaling
 from worker.training.optimizers.optimizer import Optimizer, make_optimizer
 from worker.training.pace import Pace
@@ -126,7 +124,7 @@ class TrainingContext:
         planned_bytes = None if plan.memory is None else plan.memory.peak_bytes
         pace = Pace(spec, plan, state.window.asides)
         length = RunLength(spec, plan, state, pace, first=first, spent_s=stopwatch(spent_s))
-        saver = Saver(run, loaded.weights, optimizer, spec.checkpoint, journal, shards=loaded.shards)
+        saver = Saver(run, loaded.weights, optimizer, spec.checkpoint, journal)
         return cls(
             run=run,
             spec=spec,
@@ -164,9 +162,7 @@ def order_of(spec: JobSpec, plan: Plan, data: PreparedDataset, task: Task) -> St
     return StepOrder(task.widths(data.train), training.batch_size, training.epochs, training.seed, mixture)
 
 
-def load_trainable(
-    spec: JobSpec, plan: Plan, folder: Path, device: torch.device, journal: Journal, rank: int = 0
-) -> Trainable:
+def load_trainable(spec: JobSpec, plan: Plan, folder: Path, device: torch.device, journal: Journal) -> Trainable:
     """The prepared model of this folder, loaded once, and its optimizer, with every state allocated."""
     method = method_of(spec, plan.resolved.dtype)
     loaded = load(
@@ -178,21 +174,9 @@ def load_trainable(
         activation_checkpointing=plan.resolved.activation_checkpointing,
         method=method,
         seed=init_seed(spec.training.seed),
-        rank=rank,
-        ranks=plan.resolved.gpus if plan.memory is not None and plan.memory.sharded_bytes else 1,
     )
-    named, shards = loaded.model.named_parameters(), loaded.shards
-
-    def norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
-        own = gradient_norm(parameters)
-        return own if shards is None else shards.norm(own)
-
     optimizer = make_optimizer(
-        plan.resolved.optimizer,
-        named if shards is None else shards.updated(named),
-        spec.training,
-        fused=spec.speed.fused,
-        norm=norm,
+        plan.resolved.optimizer, loaded.model.named_parameters(), spec.training, fused=spec.speed.fused
     )
     if method.dtype == torch.float16:
         optimizer = LossScaling(optimizer, loaded.model.parameters())
@@ -235,7 +219,7 @@ def set_up(
     trainable = load_trainable(spec, plan, folder, device, journal)
     loaded, optimizer = trainable.loaded, trainable.optimizer
     if found is not None:
-        checkpoint.restore(found, loaded.weights, optimizer, loaded.shards)
+        checkpoint.restore(found, loaded.weights, optimizer)
         state = found.state
         state.micro_batch = min(state.micro_batch, plan.resolved.micro_batch)
     else:
@@ -246,7 +230,7 @@ def set_up(
     journal.fence()
     truncate_metrics(run.metrics_file, state.step)
     with monitor.taking():
-        ranks.join(loaded.trained, trainable.state, device, loaded.shards, None if found is None else found.folder)
+        ranks.join(loaded.trained, trainable.state, device)
     guards.check_not_copied(loaded.model, loaded.pointers)
     journal.progress(step=state.step)
     journal.note(

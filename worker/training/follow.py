@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +22,6 @@ from torch._C._distributed_c10d import FileStore
 from jobs.disk.rundir import RunDir
 from jobs.plan import Plan
 from worker.training import start
-from worker.training.checkpoints import checkpoint
 from worker.training.context import Trainable, load_trainable, order_of
 from worker.training.dataset.data import Rows
 from worker.training.journal import Journal
@@ -37,7 +35,7 @@ from worker.training.memory.recovery import Pass, release_memory
 from worker.training.network import guards
 from worker.training.optimizers.loss_scaling import LossScaling
 from worker.training.ranks.group import RankGroup, join, leave, share_cores
-from worker.training.ranks.leader import JOIN, LOOK_S, agree, group_of
+from worker.training.ranks.leader import JOIN, LOOK_S, agree
 from worker.training.ranks.ranks import share
 from worker.training.settings import TrainerSettings
 from worker.training.steps.order import StepOrder
@@ -65,7 +63,7 @@ def follow(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopS
         with start.loading(run):
             folder, data = start.open_stores(run, plan, journal, weights=True)
             seed_step(spec.training.seed, 0)
-            trainable = load_trainable(spec, plan, folder, device, journal, rank)
+            trainable = load_trainable(spec, plan, folder, device, journal)
         loaded, rows = trainable.loaded, data.train
         held.enter_context(hard_limit.on_host(device, limit, loaded, trainable.optimizer, rows))
         store = FileStore(told["store"], count)
@@ -73,12 +71,9 @@ def follow(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopS
         while not store.check([JOIN]):  # rank 0 may have a checkpoint to read; where it ends, this process does
             with contextlib.suppress(RuntimeError):
                 store.wait([JOIN], timedelta(seconds=LOOK_S))
-        if loaded.shards is not None and loaded.shards.trained and (resumed := store.get(JOIN).decode()):
-            checkpoint.restore_tensors(Path(resumed), loaded.weights, trainable.optimizer, loaded.shards)
-        store.set(f"restored {rank}", "yes")
         join(store, rank, count, device)
-        group = group_of(loaded.trained, loaded.shards, float(told["silent_s"]))
-        agree(group, trainable.state, loaded.shards)
+        group = RankGroup(loaded.trained, float(told["silent_s"]))
+        agree(group, trainable.state)
         trainable.optimizer.load_state_dict(trainable.optimizer.state_dict())  # it may have more to do with them
         guards.check_not_copied(loaded.model, loaded.pointers)
         order = order_of(spec, plan, data, loaded.task)
@@ -90,12 +85,6 @@ def follow(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopS
                     follower.train(what)
                 case "check":
                     group.check_equal()
-                case "fetch":
-                    assert loaded.shards is not None, "weights are sharded"
-                    loaded.shards.fetch(int(what["layer"]))
-                case "send":
-                    assert loaded.shards is not None, "weights are sharded"
-                    loaded.shards.send(what["name"], int(what["owner"]), int(what["size"]))
                 case _:
                     raise AssertionError(f"rank 0 says {line}")
         leave()
@@ -120,18 +109,15 @@ class FollowingRank:
         safe = {bucket: SafeSize(**known) for bucket, known in what["safe"].items()}
         limit = loaded.task.limit(self.rows, what["micro_batch"], safe)
         groups = self.order.groups_of(number - 1)
-        shares = [share(groups, rank, group.count) for rank in range(group.count)]
-        going = Pass(number, shares[group.rank], time.perf_counter())
+        going = Pass(number, share(groups, group.rank, group.count), time.perf_counter())
         scaling = optimizer if isinstance(optimizer, LossScaling) else None
-        failure = one_pass(loaded, self.rows, limit, going, shares, self.seed, scaling, self.journal, rank=group.rank)
+        failure = one_pass(loaded, self.rows, limit, going, self.seed, scaling, self.journal, rank=group.rank)
         vote = group.vote(failure, going.target_tokens, time.perf_counter() - going.began)
         if vote.failure is not None:
             model.zero_grad(set_to_none=True)
             release_memory(Cache(device))
             return
         loss = group.add_up(going.loss)
-        if loaded.shards is not None:
-            loaded.shards.collect(vote.target_tokens)
-        update(optimizer, number, what["learning_rate"], loss, device, loaded.shards)
+        update(optimizer, number, what["learning_rate"], loss, device)
         model.zero_grad(set_to_none=True)
         self.journal.progress(step=number)

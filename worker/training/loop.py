@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from jobs.errors import OutOfMemoryInOptimizer
 from worker.training.context import TrainingContext
-from worker.training.dataset.data import Int64, Rows
+from worker.training.dataset.data import Rows
 from worker.training.journal import Journal
 from worker.training.machine.out_of_memory import KINDS, MemoryShortage
 from worker.training.memory.recovery import Pass, Recovery
@@ -24,7 +24,6 @@ from worker.training.network.model import LoadedModel
 from worker.training.optimizers.loss_scaling import LossScaling
 from worker.training.optimizers.optimizer import Optimizer
 from worker.training.ranks.ranks import Failure, share
-from worker.training.ranks.shards import Shards
 from worker.training.steps.learning_rate import learning_rate
 from worker.training.steps.order import StepOrder
 from worker.training.steps.randomness import seed_step
@@ -70,7 +69,7 @@ def steps(context: TrainingContext) -> Iterator[StepResult]:
             ranks.begin(number, rate, limit)
             going = Pass(number, shares[0], began=time.perf_counter())
             wanted = recovery.oom_reports.wanted
-            failure = one_pass(loaded, rows, limit, going, shares, training.seed, scaling, journal, details=wanted)
+            failure = one_pass(loaded, rows, limit, going, training.seed, scaling, journal, details=wanted)
             data_wait += going.cutting_s
             vote = ranks.vote(failure, going.target_tokens, time.perf_counter() - going.began)
             failure = vote.failure
@@ -81,9 +80,7 @@ def steps(context: TrainingContext) -> Iterator[StepResult]:
             limit = recovery.retry(failure.shortage, going, limit)
             del failure, vote  # its snapshot can be large
         loss = ranks.add_up(going.loss)
-        if loaded.shards is not None:
-            loaded.shards.collect(vote.target_tokens)
-        norm = update(context.optimizer, number, rate, loss, device, loaded.shards)
+        norm = update(context.optimizer, number, rate, loss, device)
         model.zero_grad(set_to_none=True)
         journal.progress(number / context.length.steps, step=number)
         lengths = [(rows.input_lengths[group], rows.target_lengths[group]) for group in groups]
@@ -121,7 +118,6 @@ def one_pass(
     rows: Rows,
     limit: Limit,
     going: Pass,
-    shares: Sequence[Sequence[Int64]],
     seed: int,
     scaling: LossScaling | None,
     journal: Journal,
@@ -130,20 +126,13 @@ def one_pass(
     details: Callable[[], bool] = lambda: False,
 ) -> Failure | None:
     """Forward and backward over the share of a step that this rank has, which may be empty; `going` holds what came
-    of it. `shares`: of every rank. Failure: memory ran out.
+    of it. Failure: memory ran out.
 
-    By the time it returns, no traceback is left that would keep the activations of a failed pass alive; and where ranks
-    shard the weights, what the others need of this rank's has been sent.
+    By the time it returns, no traceback is left that would keep the activations of a failed pass alive.
     """
-    shards = loaded.shards
-    if shards is not None:
-        shards.begin(max(len(limit.shapes(rows, groups)) for groups in shares))
-    failure: Failure | None = None
     try:
         going.batches = limit.batches(rows, going.groups, loaded.pad_id)
         going.cutting_s = time.perf_counter() - going.began
-        if shards is not None:
-            shards.share = going.target_tokens
         seed_step(seed, going.step, rank)
         if going.batches:
             going.loss = accumulate(
@@ -153,10 +142,8 @@ def one_pass(
         shortage = MemoryShortage.of(error, loaded.model.device, details=details())
         if shortage is None:
             raise
-        failure = Failure(rank, shortage, going.shape(rows, limit))
-    if shards is not None:
-        shards.end(computed=failure is None and bool(going.batches))
-    return failure
+        return Failure(rank, shortage, going.shape(rows, limit))
+    return None
 
 
 def accumulate(
@@ -188,20 +175,10 @@ def accumulate(
     return loss
 
 
-def update(
-    optimizer: Optimizer,
-    number: int,
-    rate: float,
-    loss: torch.Tensor,
-    device: torch.device,
-    shards: Shards | None = None,
-) -> torch.Tensor:
-    """`Optimizer.step`, on every rank for its part. Raises OutOfMemoryInOptimizer as well."""
+def update(optimizer: Optimizer, number: int, rate: float, loss: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`Optimizer.step`, on every rank. Raises OutOfMemoryInOptimizer as well."""
     try:
-        norm = optimizer.step(number, rate, loss)
-        if shards is not None:
-            shards.share_updates()
-        return norm
+        return optimizer.step(number, rate, loss)
     except KINDS as error:
         shortage = MemoryShortage.of(error, device)
         if shortage is None:

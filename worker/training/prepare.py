@@ -159,7 +159,7 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
         spec,
         config,
         RowLengths(dataset.train.input_lengths[epoch], dataset.train.target_lengths[epoch]),
-        settings.on(memory.gpus),
+        settings,
         done=adopted.step if adopted else 0,
     )
     run.write_plan(complete)

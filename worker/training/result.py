@@ -6,8 +6,6 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import torch
-
 from jobs.attempt import TrainResult
 from jobs.errors import DiskFull
 from jobs.text.units import bytes_alike
@@ -40,14 +38,11 @@ def write_result(context: TrainingContext, kept: VerifiedCheckpoint | None, resu
         )
     method, merged = loaded.method, loaded.method.merged
 
-    def whole(weights: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        return weights if loaded.shards is None else loaded.shards.whole(weights)
-
     def write_trained(file: Path) -> SealedFile:
         if kept is not None:
             shutil.copyfile(kept.folder / WEIGHTS, file)
             return read_manifest(kept.folder)[WEIGHTS]
-        return write_tensors(file, whole(loaded.weights), context.journal)
+        return write_tensors(file, loaded.weights, context.journal)
 
     def write(parts: Parts, delivered: Method, remark: str | None = None) -> None:
         write_model(
@@ -67,6 +62,6 @@ def write_result(context: TrainingContext, kept: VerifiedCheckpoint | None, resu
         remark = check_merged(loaded, context.data, context.journal, context.cache).text
 
         def write_merged(file: Path) -> SealedFile:
-            return write_tensors(file, whole(merged.weights(loaded.model)), context.journal)
+            return write_tensors(file, merged.weights(loaded.model), context.journal)
 
         write({".": (merged, write_merged), ADAPTER_FOLDER: (method, write_trained)}, merged, remark)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from jobs.gpus import GPU, GROUP, GpuFacts
+from jobs.gpus import GPU, GpuFacts
 from jobs.memory_plan import TEST_LIMIT, Device, prepare_memory
 
 
@@ -26,8 +26,6 @@ class TrainerSettings:
     """No hub access at all (a user's HF_HUB_OFFLINE)."""
     gpu: GpuFacts | None = None
     """The GPU that will train, as far as the supervisor knows; for the plans of check and prepare."""
-    group: GpuFacts | None = None
-    """GPUs that train together and may train a job that does not fit that one."""
     runs: Path = Path("runs")
     """Run directories: the models of other jobs are in them."""
     traces: Path | None = None
@@ -41,15 +39,11 @@ class TrainerSettings:
     test_memory_limit: int | None = None
     """Tests alone: bytes that an attempt really gets, whatever was planned (memory/hard_limit.py)."""
 
-    def on(self, gpus: int) -> TrainerSettings:
-        """Where so many GPUs train the job together: with the group as the GPU."""
-        return self if gpus == 1 or self.group is None else replace(self, gpu=self.group)
-
 
 def from_environment(environ: Mapping[str, str], runs: Path = Path("runs")) -> TrainerSettings:
     """With those `runs`.
 
-    LONGHAUL_{DATA,UPLOADS,PREPARED,MODELS,TRACES,KEEP_DOWNLOADS,DEVICE,GPU,GPU_GROUP,PREPARE_MEMORY_GB} and
+    LONGHAUL_{DATA,UPLOADS,PREPARED,MODELS,TRACES,KEEP_DOWNLOADS,DEVICE,GPU,PREPARE_MEMORY_GB} and
     HF_HUB_OFFLINE.
     """
     device = environ.get("LONGHAUL_DEVICE", "cuda")
@@ -65,7 +59,6 @@ def from_environment(environ: Mapping[str, str], runs: Path = Path("runs")) -> T
         traces=Path(environ.get("LONGHAUL_TRACES") or runs / ".traces").resolve(),
         offline=environ.get("HF_HUB_OFFLINE", "") not in ("", "0"),
         gpu=GpuFacts.parse(environ[GPU]) if environ.get(GPU) else None,
-        group=GpuFacts.parse(environ[GROUP]) if environ.get(GROUP) else None,
         prepare_memory=prepare_memory(environ.get("LONGHAUL_PREPARE_MEMORY_GB")),
         keep_downloads=environ.get("LONGHAUL_KEEP_DOWNLOADS", "") not in ("", "0"),
         test_memory_limit=int(environ[TEST_LIMIT]) if environ.get(TEST_LIMIT) else None,

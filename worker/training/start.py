@@ -58,7 +58,7 @@ class GpuNow:
 def planned(run: RunDir) -> Plan:
     """plan.json; where one of an earlier version does not say how many GPUs train, the job does."""
     plan, asked = run.plan(), run.spec().resources.gpus
-    if asked == "auto" or asked == plan.resolved.gpus:
+    if asked == plan.resolved.gpus:
         return plan
     return plan.model_copy(update={"resolved": plan.resolved.model_copy(update={"gpus": asked})})
 

@@ -187,8 +187,7 @@ def save(context: TrainingContext) -> None:
     try:
         context.ranks.check_equal()
     except (RankLost, RankSilent) as error:
-        shards = context.loaded.shards
-        if error.detail_code == DIFFERENT or (shards is not None and shards.trained):
+        if error.detail_code == DIFFERENT:
             raise
         lost = error  # all that is trained is here, and whole
     state.window, state.unsaved_s = context.meter.synchronize(), context.due.unsaved_s

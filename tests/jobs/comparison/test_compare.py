@@ -194,18 +194,3 @@ def test_time_that_a_gpu_waits_for_the_updates_of_its_host_is_told_by_the_optimi
         groups = compare([trained(3.0, "adamw_8bit"), trained(4.0, optimizer)]).groups
         [seconds] = [each.seconds for group in groups for each in group.differences if each.key == "memory.optimizer"]
         assert (seconds or [0, None])[1] == (None if told is None else pytest.approx(told))
-
-
-@pytest.mark.parametrize("asked", ["auto", 2])
-def test_what_gpus_that_shard_the_weights_save_is_told_by_their_number(asked: int | str) -> None:
-    half = {name: size if name in ("activations", "temporaries") else size // 2 for name, size in PARTS.items()}
-    many = {"gpus": 2, "sharded_bytes": GIB, "parts": half, "peak_bytes": sum(half.values())}
-    alone = job("a", resources={"gpus": "auto" if asked == "auto" else 1})
-    found = compare([alone, job("a", plan=many, resources={"gpus": asked})])
-    key = "resolved.gpus" if asked == "auto" else "resources.gpus"
-    assert values(found)[key] == [1, 2] and ("resolved.gpus" in values(found)) is (asked == "auto")
-    [told] = [each.bytes for group in found.groups for each in group.differences if each.key == key]
-    saved = sum(half.values()) - sum(PARTS.values())
-    assert told is not None and told[1] == pytest.approx(saved), told
-    same = compare([job("a"), job("a", resources={"gpus": "auto"})])
-    assert all(not each.bytes for group in same.groups for each in group.differences)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks.memory_prediction import CLASSIFIER
-from jobs.errors import DiskFull, DoesNotFit, Rejected, StageError
+from jobs.errors import DiskFull, Rejected, StageError
 from jobs.gpu_needs import GpuNeeds
 from jobs.gpus import DRIVER_BYTES, MARGIN, REFERENCE, GpuFacts
 from jobs.memory_plan import PICTURE, DType, MemoryPlan, OptimizerName
@@ -28,12 +28,11 @@ from tests.training.hub_server import running_hub
 from tests.training.planning.test_prediction import BART, QWEN2, ROBERTA, T5
 from tests.training.workplace import Workplace, pairs
 from worker.training.dataset.data import PreparedDataset
-from worker.training.journal import Journal
 from worker.training.planning.alternatives import Alternatives
 from worker.training.planning.budget import Budget, find_budget, on_gpu
 from worker.training.planning.memory_plan import fallbacks, plan_memory
 from worker.training.planning.picture import draw, figure_of
-from worker.training.planning.stages import is_current, plan_stage
+from worker.training.planning.stages import is_current
 from worker.training.start import apply_fallbacks
 from worker.training.tasks.causal.task import Causal
 from worker.training.tasks.seq2seq import builtin
@@ -415,77 +414,6 @@ def test_a_config_that_no_attempt_could_train_with_is_refused() -> None:
     with pytest.raises(Rejected, match="it has no decoder_start_token_id") as caught:
         plan_memory(spec, Seq2Seq(), config, (64, 64), device="cpu", budget=find_budget(spec.memory, "cpu", None))
     assert caught.value.detail_code == "bad_config"
-
-
-# -- several GPUs ------------------------------------------------------------------------------------------------------
-
-
-def test_gpus_shard_the_weights_where_one_has_no_room_for_all() -> None:
-    memory = {"optimizer": "adamw", "activation_checkpointing": 1, "micro_batch": 4}
-
-    def planned(gpus: int, gib: float, **parts: Any) -> MemoryPlan:
-        asked = {"data": {"train": "a.jsonl"}, "resources": {"gpus": gpus}, "memory": memory, **parts}
-        budget = on_gpu(int(gib * GIB), "gpu", gpu(gib))
-        return plan_memory(parse_spec(asked), Seq2Seq(), WIDE, (64, 64), device="cuda", budget=budget)
-
-    lora = {"method": {"type": "lora", "rank": 8}}
-    one = planned(2, 8, **lora)
-    assert one.sharded_bytes == 0 and "sharded" not in one.text
-    with pytest.raises(Rejected, match="at its least"):
-        planned(1, 2.5, **lora)
-    two, three = (planned(gpus, 2.85, **lora) for gpus in (2, 3))
-    assert two.sharded_bytes == three.sharded_bytes > 0.9 * (one.parts["weights"] - 3 * 2 * 2048 * 32128)
-    assert two.peak_bytes <= two.limit_bytes and not two.compile
-    assert "of weights sharded among the GPUs" in two.text
-    saved, slots = one.parts["weights"] - two.parts["weights"], 2 * two.sharded_bytes // 8
-    assert saved == pytest.approx(two.sharded_bytes / 2 - slots / 2, rel=0.15)
-    assert three.parts["weights"] < two.parts["weights"]
-    with pytest.raises(Rejected):
-        planned(2, 2.85)
-    with pytest.raises(Rejected):
-        planned(1, 9.6)
-    full = planned(2, 9.6)
-    assert full.sharded_bytes == two.sharded_bytes
-    assert full.parts["optimizer"] == pytest.approx(12 * full.trained_parameters / 2, rel=0.05), "half of the states"
-    assert full.disk is None and full.host is not None
-    assert full.host.copy_bytes == pytest.approx(14 * full.trained_parameters, rel=0.01), "a checkpoint has all"
-
-
-def test_a_job_that_does_not_fit_the_largest_gpu_takes_a_group_if_it_may(workplace: Workplace) -> None:
-    def planned(
-        gpus: int | str, gib: float, group: GpuFacts | None, earlier: MemoryPlan | None = None, **parts: Any
-    ) -> MemoryPlan:
-        memory = {"optimizer": "adamw", "activation_checkpointing": 1, "micro_batch": 4, **parts.pop("memory", {})}
-        run = workplace.job(resources={"gpus": gpus}, memory=memory, **parts)
-        settings = dataclasses.replace(workplace.settings, device="cuda", gpu=gpu(gib), group=group)
-        journal = Journal(run.attempt_file("check"))
-        try:
-            return plan_stage(run, run.spec(), Seq2Seq(), WIDE, (64, 64), settings, journal, earlier)
-        finally:
-            assert (run.path / PICTURE).exists(), "whatever came of it"
-
-    two, four = (dataclasses.replace(gpu(10.1), count=count) for count in (2, 4))
-    alone, together = planned("auto", 24, two), planned("auto", 12, two)
-    assert (alone.gpus, alone.budget_bytes, alone.sharded_bytes) == (1, gpu(24).usable_bytes, 0), (
-        "the largest is enough"
-    )
-    assert together.gpus == 2 and together.sharded_bytes > 0 and together.budget_bytes == two.usable_bytes
-    assert planned("auto", 12, four, training={"batch_size": 3}).gpus == 3, "a row for each"
-    assert planned("auto", 12, two, together).seconds == together.seconds, "the same plan, not made again"
-    again = planned("auto", 12, four, together)
-    assert again.gpus == 4 and planned("auto", 24, None, together).gpus == 1, "the group is another, or gone"
-    for gpus, group in (("auto", None), (1, None), (1, dataclasses.replace(gpu(6), count=2))):
-        with pytest.raises(DoesNotFit, match="at its least") as caught:
-            planned(gpus, 12, group)
-        assert caught.value.param != "resources.gpus"
-    with pytest.raises(DoesNotFit, match=r"and the budget is 11\.5 GiB") as caught:
-        planned(1, 12, two)
-    each = format_bytes(together.peak_bytes)
-    assert caught.value.param == "resources.gpus" and caught.value.hint is not None
-    assert caught.value.hint.startswith(f"with resources.gpus: 2 it fits: {each} of each GPU; or with memory.")
-    with pytest.raises(DoesNotFit, match=r"and the budget is 11\.0 GiB") as caught:
-        planned("auto", 24, two, memory={"budget": 11})  # which no GPU of the group has
-    assert caught.value.param != "resources.gpus"
 
 
 # -- fallbacks ---------------------------------------------------------------------------------------------------------

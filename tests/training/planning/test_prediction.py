@@ -22,7 +22,6 @@ from worker.training.kernels.bf16_matmul import use_fp32_where_bf16_is_slow
 from worker.training.machine.usage import process_bytes
 from worker.training.planning.prediction import Prediction, Setting
 from worker.training.planning.predictor import Predictor
-from worker.training.planning.sharded import ShardedPredictor
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.causal.task import Causal
 from worker.training.tasks.seq2seq.batches import PairBatch
@@ -119,37 +118,13 @@ def test_a_step_takes_what_was_predicted(
     assert predicted.peak == max(predicted.pass_peak, predicted.update_peak) == sum(predicted.parts.values())
 
 
-@pytest.mark.parametrize(
-    ("task", "config", "ranks", "method"),
-    [
-        (Seq2Seq(), DEEP, 3, None),
-        (Causal(), QWEN2 | {"num_hidden_layers": 5}, 2, LoraMethod(type="lora", rank=8)),
-    ],
-)
-def test_what_a_rank_takes_is_predicted_as_exactly_where_ranks_shard_the_weights(
-    task: Task, config: dict[str, Any], ranks: int, method: LoraMethod | None
-) -> None:
-    whole = predictor(config, task=task, method=Full() if method is None else Lora(method))
-    sharded = ShardedPredictor(whole, ranks)
-    predicted, unsharded = (each.predict(SHAPE, Setting(1, "adamw")) for each in (sharded, whole))
-    asked = Configuration(
-        "", "", "adamw", SHAPE.rows, SHAPE.input_width, SHAPE.target_width, 1, torch.bfloat16, method=method
-    )
-    assert_taken(predicted, task, config, asked, ranks)
-    assert predicted.parts["weights"] < 0.95 * unsharded.parts["weights"]
-    assert predicted.peak == sum(predicted.parts.values())
-    assert sharded.size.trained == whole.size.trained if method else sharded.size.trained < 0.5 * whole.size.trained
-
-
-def assert_taken(
-    predicted: Prediction, task: Task, config: dict[str, Any], asked: Configuration, ranks: int = 1
-) -> tuple[int, int]:
+def assert_taken(predicted: Prediction, task: Task, config: dict[str, Any], asked: Configuration) -> tuple[int, int]:
     """That a real step takes so much; peaks of its passes and of the evaluation."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "TF32 acceleration on top of oneDNN")  # of GPUs that are not there
         # Its scratch memory depends on the CPU that the test runs on.
         with torch.backends.mkldnn.flags(enabled=False):
-            passes, update, evaluation = measured(task, config, asked, ranks)
+            passes, update, evaluation = measured(task, config, asked)
     assert predicted.pass_peak == pytest.approx(passes, rel=0.02)
     assert predicted.update_peak == pytest.approx(update, rel=0.02)
     assert predicted.evaluation_peak == pytest.approx(evaluation, rel=0.02)

@@ -43,31 +43,6 @@ def test_memory_that_runs_out_on_one_rank_costs_a_pass_of_all_and_changes_nothin
     assert max(found.values()) <= LIMIT
 
 
-@pytest.mark.parametrize(
-    ("count", "task", "method", "recompute"),
-    [(2, "causal", "lora", 0), (3, "seq2seq", "lora", 2), (2, "seq2seq", "full", 0), (3, "causal", "full", 1)],
-)
-def test_ranks_that_shard_the_weights_take_the_same_steps(
-    tmp_path: Path, count: int, task: TaskName, method: MethodName, recompute: int
-) -> None:
-    found = together(tmp_path, RanksCase(count, task, method, sharded=True, recompute=recompute))
-    assert (found.pop("steps"), found.pop("redone")) == (3, 0)
-    assert max(found.values()) <= LIMIT
-
-
-@pytest.mark.parametrize(
-    ("task", "method", "recompute", "apart"), [("causal", "lora", 1, 193), ("seq2seq", "full", 0, 179)]
-)
-def test_wherever_memory_runs_out_on_one_of_them_nobody_waits_and_nothing_changes(
-    tmp_path: Path, task: TaskName, method: MethodName, recompute: int, apart: int
-) -> None:
-    case = RanksCase(2, task, method, sharded=True, recompute=recompute, out_of_memory_at=apart, steps_short=8)
-    found = together(tmp_path, case)
-    assert found.pop("steps") == 8
-    assert found.pop("redone") >= 6, "points all over a pass, forward and back"
-    assert max(found.values()) <= LIMIT
-
-
 @pytest.mark.parametrize("answers", [True, False])
 def test_gpus_that_cannot_reach_each_other_are_said_to_be_so_and_nobody_waits_to_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: bool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -45,7 +45,7 @@ class Full:
         """See `Method`."""
         return weights_of(model)
 
-    def untrained_sha256(self, model: nn.Module, bring: Callable[[str], object] = lambda name: None) -> str | None:
+    def untrained_sha256(self, model: nn.Module) -> str | None:
         """See `Method`."""
         return None
 

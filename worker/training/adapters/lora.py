@@ -6,7 +6,7 @@ peft puts its layers into the model in place: nothing wraps the model, no weight
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
@@ -96,12 +96,11 @@ class Lora:
         named = get_peft_model_state_dict(model, save_embedding_layers=False)
         return {f"{_PREFIX}{name}": tensor.detach() for name, tensor in (named | head_parameters(model)).items()}
 
-    def untrained_sha256(self, model: nn.Module, bring: Callable[[str], object] = lambda name: None) -> str | None:
+    def untrained_sha256(self, model: nn.Module) -> str | None:
         """See `Method`."""
         digest = hashlib.sha256()
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
-                bring(name)
                 digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}\n".encode())
                 flat = parameter.detach().contiguous().reshape(-1).view(torch.uint8)
                 for piece in flat.split(_PIECE):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,8 +53,8 @@ class Method(Protocol):
     def weights(self, model: nn.Module) -> Mapping[str, torch.Tensor]:
         """Name → tensor, as checkpoints and the result hold what is trained; the tensors themselves, not copies."""
 
-    def untrained_sha256(self, model: nn.Module, bring: Callable[[str], object] = lambda name: None) -> str | None:
-        """Hash of the weights that must not change; None: there are none. `bring`: called before a weight is read."""
+    def untrained_sha256(self, model: nn.Module) -> str | None:
+        """Hash of the weights that must not change; None: there are none."""
 
     def flops(self, model: Flops, trained: int, layout: Layout) -> Flops:
         """Of training a model of this layout so that `trained` weights are; `model`: the same where every weight is."""

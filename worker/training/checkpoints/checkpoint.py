@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -31,7 +31,6 @@ from worker.training.checkpoints.evaluated import EvaluationRecord
 from worker.training.journal import Journal
 from worker.training.models.model_files import SINGLE
 from worker.training.optimizers.optimizer import Optimizer
-from worker.training.ranks.shards import Shards
 from worker.training.rows.sources import fingerprint
 from worker.training.steps import order
 from worker.training.steps.learning_rate import Correction
@@ -188,33 +187,17 @@ def check_order(state: TrainState) -> None:
         )
 
 
-def restore(
-    checkpoint: VerifiedCheckpoint,
-    weights: Mapping[str, torch.Tensor],
-    optimizer: Optimizer,
-    shards: Shards | None = None,
-) -> None:
+def restore(checkpoint: VerifiedCheckpoint, weights: Mapping[str, torch.Tensor], optimizer: Optimizer) -> None:
     """Copy weights, optimizer states and RNG states in. The tensors of the model, `weights`, stay where they are."""
-    restore_tensors(checkpoint.folder, weights, optimizer, shards)
+    restore_weights(checkpoint.folder / WEIGHTS, weights)
+    with safe_open(checkpoint.folder / OPTIMIZER, framework="pt") as file:
+        optimizer.load_state_dict(_Lazy(file))
     restore_rng(checkpoint.state.rng)
 
 
-def restore_tensors(
-    folder: Path, weights: Mapping[str, torch.Tensor], optimizer: Optimizer, shards: Shards | None = None
-) -> None:
-    """Copy weights and optimizer states in: of sharded ones those that this rank has."""
-    restore_weights(folder / WEIGHTS, weights, shards)
-    with safe_open(folder / OPTIMIZER, framework="pt") as file:
-        part = shards is not None and shards.trained
-        optimizer.load_state_dict(_Lazy(file, optimizer.state_dict().keys() if part else file.keys()))
-
-
 @torch.no_grad()
-def restore_weights(path: Path, weights: Mapping[str, torch.Tensor], shards: Shards | None = None) -> None:
-    """Copy the weights of a file in. Raises Rejected (`checkpoint_weights`) unless they are exactly these.
-
-    `shards`: those that other ranks have are left out.
-    """
+def restore_weights(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    """Copy the weights of a file in. Raises Rejected (`checkpoint_weights`) unless they are exactly these."""
     with safe_open(path, framework="pt") as file:
         wrong = sorted(weights.keys() ^ set(file.keys()))
         wrong = wrong or [name for name in weights if list(weights[name].shape) != file.get_slice(name).get_shape()]
@@ -225,17 +208,15 @@ def restore_weights(path: Path, weights: Mapping[str, torch.Tensor], shards: Sha
                 hint="the model folder was changed after the job began",
             )
         for name, tensor in weights.items():
-            if shards is None or shards.has(name):
-                tensor.copy_(file.get_tensor(name))
+            tensor.copy_(file.get_tensor(name))
 
 
 class _Lazy(Mapping[str, torch.Tensor]):
     """The tensors of a safetensors file, each read when it is asked for: states of a large model are tens of GiB."""
 
-    def __init__(self, file: Any, names: Iterable[str]) -> None:
-        """`names`: those of them that are asked for."""
+    def __init__(self, file: Any) -> None:
         self._file = file
-        self._names = sorted(set(names) & set(file.keys()))
+        self._names = sorted(file.keys())
 
     def __getitem__(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._file.get_tensor(name)

@@ -43,8 +43,6 @@ from worker.training.fence import unfenced
 from worker.training.journal import Journal
 from worker.training.machine.host import host_memory
 from worker.training.optimizers.optimizer import Optimizer
-from worker.training.ranks.gathered import like
-from worker.training.ranks.shards import Shards
 from worker.training.steps.randomness import rng_states
 
 Tensors = Mapping[str, Mapping[str, torch.Tensor]]
@@ -72,10 +70,7 @@ class Saver:
         journal: Journal,
         *,
         copies: bool | None = None,
-        shards: Shards | None = None,
     ) -> None:
-        """`shards`: what other ranks hold is read from them."""
-        self._shards = shards
         self._run, self._spec, self._journal = run, spec, journal
         self._weights, self._optimizer = weights, optimizer
         self._copies = copies
@@ -88,9 +83,6 @@ class Saver:
         self._journal.phase("save", step=state.step)
         state = state.model_copy(update={"rng": rng_states()}, deep=True)
         live = {WEIGHTS: self._weights, OPTIMIZER: self._optimizer.state_dict()}
-        if self._shards is not None:
-            kinds = {WEIGHTS: "weights", OPTIMIZER: "optimizer"}
-            live = {file: self._shards.gathered(kinds[file], named) for file, named in live.items()}
         if (low := too_little_room(self._run, state.step, live)) is not None:
             self._journal.note(low)
             return
@@ -228,7 +220,7 @@ def bytes_needed(tensors: Tensors) -> int:
 
 def bytes_of(tensors: Tensors) -> int:
     """Of all of them."""
-    return sum(tensor.nbytes for named in tensors.values() for tensor in like(named).values())
+    return sum(tensor.nbytes for named in tensors.values() for tensor in named.values())
 
 
 def has_room_for_copies(tensors: Tensors) -> bool:
@@ -259,9 +251,7 @@ def is_saved(run: RunDir, state: TrainState) -> bool:
 def make_buffers(tensors: Tensors) -> dict[str, dict[str, torch.Tensor]] | None:
     """Host memory for a copy of each, pinned if it is on a GPU. None, and a warning, where that cannot be had."""
     try:
-        return {
-            file: {name: _buffer(tensor) for name, tensor in like(named).items()} for file, named in tensors.items()
-        }
+        return {file: {name: _buffer(tensor) for name, tensor in named.items()} for file, named in tensors.items()}
     except RuntimeError as error:
         log.warning("checkpoints are streamed: there is no memory for copies: %s", str(error).splitlines()[0])
     if torch.cuda.is_initialized():

@@ -15,7 +15,6 @@ from typing import Protocol
 import torch
 
 from worker.training.models.manifest import SealedFile
-from worker.training.ranks.gathered import like
 
 NAMES = {
     torch.bfloat16: "BF16",
@@ -39,7 +38,7 @@ def write_tensors(file: Path, named: Mapping[str, torch.Tensor], progress: Write
     """Write a safetensors file and fsync it; returns its `bytes` and `sha256`. WriteProgress is notified per tensor."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for name, tensor in like(named).items():
+    for name, tensor in named.items():
         header[name] = {
             "dtype": NAMES[tensor.dtype],
             "shape": list(tensor.shape),

@@ -25,8 +25,6 @@ from worker.training.machine.usage import process_bytes
 from worker.training.models.manifest import README, SealedFile, describe, write_manifest
 from worker.training.models.model_files import CONFIG, GENERATION_CONFIG, SMALL, read_config, validate_folder
 from worker.training.network import guards
-from worker.training.ranks.sharding import shard
-from worker.training.ranks.shards import Shards
 from worker.training.tasks.task import Config, Flops, Task
 
 # `from_pretrained` is not thread-safe: in 8 threads it left meta parameters in 199 of 200 models.
@@ -59,8 +57,6 @@ class LoadedModel:
     method: Method = field(default_factory=Full)
     untrained_sha256: str | None = None
     """Hash of the weights that are not trained, as loaded; None: all are."""
-    shards: Shards | None = None
-    """Where ranks shard its weights."""
 
     @property
     def weights(self) -> Mapping[str, torch.Tensor]:
@@ -89,8 +85,7 @@ class LoadedModel:
 
     def check_untrained(self) -> None:
         """Raise BaseChanged unless the weights that are not trained are as they were loaded."""
-        bring = () if self.shards is None else (self.shards.bring,)
-        if self.method.untrained_sha256(self.model, *bring) != self.untrained_sha256:
+        if self.method.untrained_sha256(self.model) != self.untrained_sha256:
             raise BaseChanged("the weights that are not trained are no longer those that were loaded")
 
     @property
@@ -109,20 +104,15 @@ def load(
     activation_checkpointing: int,
     method: Method | None = None,
     seed: int = 0,
-    rank: int = 0,
-    ranks: int = 1,
 ) -> LoadedModel:
     """Load once, as the method's dtype, straight onto `device`; refuse what the guards refuse; set the job's switches.
 
     `dropout` None keeps the model's own rate. `activation_checkpointing` n: activations of every n-th layer are
     recomputed in the backward pass (0: of none). None of the three changes what `write_model` writes. `method` None:
-    every weight is trained. `seed`: of what the method adds to the model. `ranks`: among so many the weights are
-    sharded, of which this `rank` puts its own on the device: they come from the files, mapped to the host's memory,
-    where guards and self-checks look at them.
+    every weight is trained. `seed`: of what the method adds to the model.
     """
     method = method or Full()
     guards.check_device(device, method.dtype)
-    target, device = device, device if ranks == 1 else torch.device("cpu")
     transformers_logging.disable_progress_bar()
     with _loading:  # whatever builds a model sets torch's default dtype, for the whole process, until it has built it
         # Before anything is loaded, and because not all of it can be seen afterwards: int8 weights, for one, become
@@ -162,11 +152,6 @@ def load(
     if activation_checkpointing:
         # Blocks are counted through encoder and decoder; use_reentrant=False restores the dropout RNG by itself.
         model.activation_checkpointing_enable({"use_reentrant": False}, every_n_layers=activation_checkpointing)
-    untrained_sha256 = method.untrained_sha256(model)
-    shards = None
-    if ranks > 1:
-        shards = Shards(model, shard(model, ranks, trained=method.whole), rank, target)
-        guards.check_device_of(model, target)
     return LoadedModel(
         task=task,
         model=model,
@@ -179,8 +164,7 @@ def load(
         seconds=seconds,
         peak_ratio=peak / size,
         method=method,
-        untrained_sha256=untrained_sha256,
-        shards=shards,
+        untrained_sha256=method.untrained_sha256(model),
     )
 
 

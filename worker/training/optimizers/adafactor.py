@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from worker.training.journal import Journal
-from worker.training.optimizers.gradients import Norm, decays, finite_clipping, gradient_norm, update_dtype
+from worker.training.optimizers.gradients import decays, finite_clipping, gradient_norm, update_dtype
 from worker.training.optimizers.rounding import round_stochastically
 from worker.training.optimizers.states import load_states
 from worker.training.steps.randomness import update_seed
@@ -54,9 +54,7 @@ class Adafactor:
         weight_decay: float,
         max_grad_norm: float | None,
         seed: int,
-        norm: Norm = gradient_norm,
     ) -> None:
-        self._norm = norm
         self._slots = [
             _FactoredState(name, parameter, weight_decay if decays(name, parameter) else 0.0, _moments(parameter))
             for name, parameter in parameters
@@ -73,7 +71,7 @@ class Adafactor:
     @torch.no_grad()
     def step(self, number: int, learning_rate: float, loss: torch.Tensor) -> torch.Tensor:
         """See `Optimizer.step`. NonFinite comes at once."""
-        norm = self._norm(slot.parameter for slot in self._slots)
+        norm = gradient_norm(slot.parameter for slot in self._slots)
         scale = finite_clipping(number, norm, loss, self._max_grad_norm)
         self._generator.manual_seed(update_seed(self._seed, number))
         self._steps += 1

@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim.adamw import adamw
 
 from worker.training.journal import Journal
-from worker.training.optimizers.gradients import PIECE, Norm, clipping, decays, gradient_norm, nonfinite, update_dtype
+from worker.training.optimizers.gradients import PIECE, clipping, decays, gradient_norm, nonfinite, update_dtype
 from worker.training.optimizers.states import load_states
 
 CHUNK_ELEMENTS = 2**25  # fp32 gradients of one chunk: 128 MiB, or one parameter if that is larger; on a CPU `PIECE`
@@ -125,9 +125,7 @@ class AdamW:
         weight_decay: float,
         max_grad_norm: float | None,
         fused: bool,
-        norm: Norm = gradient_norm,
     ) -> None:
-        self._norm = norm
         self._slots = [make_slot(name, parameter, fused) for name, parameter in parameters]
         self._max_grad_norm = max_grad_norm
         self._rule = Rule(fused)
@@ -146,7 +144,7 @@ class AdamW:
     @torch.no_grad()
     def step(self, number: int, learning_rate: float, loss: torch.Tensor) -> torch.Tensor:
         """See `Optimizer.step`; NonFinite comes at once on the CPU, at the next `raise_if_nonfinite` on CUDA."""
-        norm = self._norm(slot.parameter for slot in self._slots)
+        norm = gradient_norm(slot.parameter for slot in self._slots)
         bad = ~torch.isfinite(norm + loss.to(norm.dtype))
         self._first_bad = torch.where(bad & (self._first_bad == 0), number, self._first_bad)
         if not self._deferred:

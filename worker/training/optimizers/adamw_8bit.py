@@ -32,7 +32,7 @@ from torchao.optim.quant_utils import (
 from torchao.optim.subclass_8bit import get_qmap_signed, get_qmap_unsigned
 
 from worker.training.journal import Journal
-from worker.training.optimizers.gradients import Norm, decays, finite_clipping, gradient_norm
+from worker.training.optimizers.gradients import decays, finite_clipping, gradient_norm
 from worker.training.optimizers.states import load_states
 from worker.training.steps.randomness import update_seed
 
@@ -80,9 +80,7 @@ class AdamW8bit:
         seed: int,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
-        norm: Norm = gradient_norm,
     ) -> None:
-        self._norm = norm
         named = list(parameters)
         self._max_grad_norm = max_grad_norm
         self._seed = seed
@@ -122,7 +120,7 @@ class AdamW8bit:
     def step(self, number: int, learning_rate: float, loss: torch.Tensor) -> torch.Tensor:
         """See `Optimizer.step`. NonFinite comes at once."""
         parameters = [slot.parameter for slot in self._slots]
-        norm = self._norm(parameters)
+        norm = gradient_norm(parameters)
         scale = finite_clipping(number, norm, loss, self._max_grad_norm)
         if scale < 1:
             torch._foreach_mul_([parameter.grad for parameter in parameters if parameter.grad is not None], scale)

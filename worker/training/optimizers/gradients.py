@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -21,11 +21,6 @@ def update_dtype(dtype: torch.dtype) -> torch.dtype:
 def decays(name: str, parameter: nn.Parameter) -> bool:
     """Whether weight decay applies: to matrices, not to layer norms and biases."""
     return parameter.ndim >= 2 and "bias" not in name
-
-
-Norm = Callable[[Iterable[nn.Parameter]], torch.Tensor]
-"""The global norm of gradients, given the parameters that an optimizer has: `gradient_norm`, or one that knows of
-others."""
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:

@@ -20,7 +20,6 @@ from torch import nn
 from jobs.memory_plan import OptimizerName
 from jobs.spec import TrainingSpec
 from worker.training.journal import Journal
-from worker.training.optimizers.gradients import Norm, gradient_norm
 
 
 class Optimizer(Protocol):
@@ -53,10 +52,8 @@ def make_optimizer(
     training: TrainingSpec,
     *,
     fused: bool,
-    norm: Norm = gradient_norm,
 ) -> Optimizer:
-    """The optimizer of a job over the parameters that are to be trained. `fused` matters to the two `adamw` in fp32.
-    `norm`: by which all but `adamw_offload` clip."""
+    """The optimizer of a job over the parameters that are to be trained. `fused` matters to the two `adamw` in fp32."""
     trained = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
     decay, limit = training.weight_decay, training.max_grad_norm
     # Imported here: an attempt loads only what it uses, and torchao takes a second.
@@ -64,7 +61,7 @@ def make_optimizer(
         case "adamw":
             from worker.training.optimizers.adamw import AdamW
 
-            return AdamW(trained, weight_decay=decay, max_grad_norm=limit, fused=fused, norm=norm)
+            return AdamW(trained, weight_decay=decay, max_grad_norm=limit, fused=fused)
         case "adamw_offload":
             from worker.training.optimizers.adamw_offload import AdamWOffload
 
@@ -72,8 +69,8 @@ def make_optimizer(
         case "adamw_8bit":
             from worker.training.optimizers.adamw_8bit import AdamW8bit
 
-            return AdamW8bit(trained, weight_decay=decay, max_grad_norm=limit, seed=training.seed, norm=norm)
+            return AdamW8bit(trained, weight_decay=decay, max_grad_norm=limit, seed=training.seed)
         case "adafactor":
             from worker.training.optimizers.adafactor import Adafactor
 
-            return Adafactor(trained, weight_decay=decay, max_grad_norm=limit, seed=training.seed, norm=norm)
+            return Adafactor(trained, weight_decay=decay, max_grad_norm=limit, seed=training.seed)

@@ -17,7 +17,6 @@ from worker.training.planning.budget import Budget
 from worker.training.planning.memory_plan import plan_memory
 from worker.training.planning.prediction import Setting
 from worker.training.planning.predictor import Predictor
-from worker.training.planning.sharded import ShardedPredictor
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.registry import task_of
 
@@ -71,9 +70,9 @@ class Alternatives:
         return read_config(folder, folder.name)
 
     @functools.cached_property
-    def _predictor(self) -> Predictor | ShardedPredictor:
-        training, memory = self._spec.training, self._plan.memory
-        predictor = Predictor(
+    def _predictor(self) -> Predictor:
+        training = self._spec.training
+        return Predictor(
             self._config,
             task=self._task,
             device="cuda" if self._device.type == "cuda" else "cpu",
@@ -84,5 +83,3 @@ class Alternatives:
             traces=self._traces,
             method=method_of(self._spec, self._plan.resolved.dtype),
         )
-        sharded = memory is not None and memory.sharded_bytes > 0
-        return ShardedPredictor(predictor, self._plan.resolved.gpus) if sharded else predictor

@@ -54,7 +54,7 @@ def find_budget(
     """
     if device == "cpu":
         if memory.budget == "auto":
-            processes = 1 if resources is None or resources.gpus == "auto" else resources.gpus
+            processes = 1 if resources is None else resources.gpus
             return Budget(host_memory().available // processes, "host", None, margin=0)
         return Budget(int(memory.budget * GIB), "job", None, margin=0)
     facts = gpu or assumed_gpu(resources)

@@ -7,14 +7,13 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jobs.errors import DoesNotFit, Rejected
-from jobs.gpus import HOST_ROOM, REFERENCE
+from jobs.gpus import HOST_ROOM
 from jobs.memory_plan import Candidate, Device, DType, MemoryPlan, OptimizerName, describe
 from jobs.spec import JobSpec
 from jobs.text.units import GIB, bytes_alike, format_bytes, format_duration
@@ -26,7 +25,6 @@ from worker.training.planning.prediction import ModelSize
 from worker.training.planning.predictor import Predictor
 from worker.training.planning.room import HOST_RESERVE, plan_disk, plan_host
 from worker.training.planning.row_time import RowTime
-from worker.training.planning.sharded import ShardedPredictor
 from worker.training.tasks.task import Task
 
 CONTEXT_BYTES = int(0.8 * GIB)
@@ -61,8 +59,8 @@ def plan_memory(
     `config`: the model's config.json. `longest`: tokens of the longest input and target, rounded as `batches` does.
     `run`: where checkpoints will be written; None: the disk is not looked at. `traces`: as of `Predictor`.
     `optimizer`: one whose states the checkpoints of the run hold: it is kept, unless the job sets another that takes
-    them. None: there is no run yet. `dtype`: of the model. `gpus`: that train together; None: as the job says, of
-    `auto` one. `offload`: states may be in the host's memory, where the job leaves that open. `progress` is called
+    them. None: there is no run yet. `dtype`: of the model. `gpus`: that train together; None: as the job says.
+    `offload`: states may be in the host's memory, where the job leaves that open. `progress` is called
     before each trace.
 
     Raises DoesNotFit (with the numbers and the nearest setting that fits), Rejected (`bad_config`) and DiskFull
@@ -91,8 +89,7 @@ def plan_memory(
     host = None if budget.gpu is None else budget.gpu.host_memory_bytes
     if fixed.optimizer == "adamw_offload" and host is not None and offloaded + HOST_ROOM > host:
         raise no_host_memory(offloaded, host)
-    asked = spec.resources.gpus
-    count = gpus or (1 if asked == "auto" else asked)
+    count = gpus or spec.resources.gpus
     if fixed.optimizer == "adamw_offload" and count > 1:  # begun with it on one GPU
         raise Rejected(
             "the run began with adamw_offload, which goes with one GPU alone",
@@ -103,25 +100,17 @@ def plan_memory(
 
     share = math.ceil(spec.training.batch_size / count)
     pace = RowTime(task, config, flops, inputs, targets, size, budget.gpu, share)
-    ladder_of = partial(
-        Ladder,
+    ladder = Ladder(
+        predictor,
+        pace,
         limit=budget.limit,
         context=(CONTEXT_BYTES + (EXCHANGE_BYTES if count > 1 else 0)) if device == "cuda" else 0,
         cap=share if device == "cuda" else min(share, most_on_cpu),
         offload=offload and count == 1 and offloaded > 0 and host is not None and offloaded + HOST_RESERVE <= host,
         progress=progress,
     )
-    ladder = ladder_of(predictor, pace)
     candidates = ladder.walk(fixed)
-    fitting, sharded_bytes, uncompiled = choice(candidates), 0, predictor.uncompiled
-    if fitting is None and count > 1:
-        sharded = ShardedPredictor(predictor, count)
-        if sharded.sharded_bytes:
-            sharded_bytes, uncompiled = sharded.sharded_bytes, sharded.uncompiled
-            pace = replace(pace, fetch_s=(budget.gpu or REFERENCE).fetch_s(sharded_bytes, count, trained=method.whole))
-            ladder = ladder_of(sharded, pace)
-            candidates = ladder.walk(fixed)
-            fitting = choice(candidates)
+    fitting = choice(candidates)
     chosen = fitting or ladder.smallest(fixed)
     on_host = offloaded if chosen.optimizer == "adamw_offload" else 0
     states = 8 * size.trained + size.master_bytes if on_host else predictor.states(chosen.optimizer)
@@ -144,11 +133,10 @@ def plan_memory(
         optimizer=chosen.optimizer,
         compile=spec.kind == "train"
         and spec.speed.compiled_on(device)
-        and uncompiled(chosen.activation_checkpointing) is None,
+        and predictor.uncompiled(chosen.activation_checkpointing) is None,
         dtype=dtype,
         parts=chosen.parts,
         gpus=count,
-        sharded_bytes=sharded_bytes,
         trained_parameters=size.trained,
         evaluation=spec.kind == "evaluate",
         peak_bytes=chosen.peak_bytes,

@@ -32,11 +32,9 @@ from worker.training.planning.bare_model import bare_model, give_device
 from worker.training.planning.kernels import WORKSPACES, WithoutData, inside_cpu, inside_cuda, run_backward
 from worker.training.planning.prediction import ModelSize, Prediction, Setting
 from worker.training.planning.row_search import next_rows
-from worker.training.planning.share import WHOLE, Share, gradients_going, share_of
 from worker.training.planning.trace_cache import TraceCache
 from worker.training.planning.tracker import CATEGORIES, MetaResults, Tracker
 from worker.training.planning.updates import without_data
-from worker.training.ranks.sharding import in_order, shard
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.self_check import SelfCheck
 from worker.training.tasks.task import Config, Task
@@ -67,12 +65,10 @@ class _Trace:
     def peak(self) -> int:
         return sum(self.parts)
 
-    def beside(self, states: int, share: Share, gradients: int) -> _Trace:
-        """With so many bytes of the optimizer's, and of a share of the weights with so many bytes of gradients less."""
+    def beside(self, states: int) -> _Trace:
+        """With so many bytes of the optimizer's."""
         parts = list(self.parts)
         parts[counted.OPTIMIZER] += states
-        parts[counted.WEIGHTS] -= share.less_weights
-        parts[counted.GRADIENTS] -= gradients
         return _Trace(tuple(parts), self.kept)
 
 
@@ -148,18 +144,9 @@ class Predictor:
     def _trains(self) -> bool:
         return self._method is None or self.size.trained > 0
 
-    def share(self, ranks: int) -> Share:
-        """What one of so many ranks has, if they shard the weights; `WHOLE` where they cannot."""
-        return Share(*self._cache.answer(f"share of {ranks}", lambda: list(astuple(self._find_share(ranks)))))
-
     def states(self, name: OptimizerName) -> int:
-        """Bytes of the states of an optimizer, of all ranks."""
-        return self._update_of(name, WHOLE)[0]
-
-    def _find_share(self, ranks: int) -> Share:
-        if not in_order(self._model, lambda: self._trace_evaluation(MicroBatchShape(1, 8, 8), True)):
-            return WHOLE
-        return share_of(shard(self._model, ranks, trained=self._method is None or self._method.whole))
+        """Bytes of the states of an optimizer."""
+        return self._update_of(name).kept
 
     def keep(self) -> None:
         """Keep what was traced, for later jobs."""
@@ -171,16 +158,11 @@ class Predictor:
         question = f"uncompiled, {recomputed=}"
         return self._cache.answer(question, lambda: self._task.uncompiled(self._model, recomputed=recomputed))
 
-    def predict(
-        self, shape: MicroBatchShape, setting: Setting, *, padded: bool = True, share: Share = WHOLE
-    ) -> Prediction:
+    def predict(self, shape: MicroBatchShape, setting: Setting, *, padded: bool = True) -> Prediction:
         """The peak of a step whose micro-batches have this shape. `padded`: some inputs are shorter than the widest."""
-        states, update = self._update_of(setting.optimizer, share)
-        less = share.less_gradients
-        passes = self._passes_of(shape, setting.activation_checkpointing, padded, share)
-        passes = passes.beside(states, share, -share.gradients)
-        evaluation = self._evaluation_of(shape, padded).beside(states, share, -share.gradients)
-        update = update.beside(0, share, less)
+        update = self._update_of(setting.optimizer)
+        passes = self._passes_of(shape, setting.activation_checkpointing, padded).beside(update.kept)
+        evaluation = self._evaluation_of(shape, padded).beside(update.kept)
         parts = max((passes.parts, evaluation.parts, update.parts), key=sum)
         return Prediction(
             parts=dict(zip(CATEGORIES, parts, strict=True)),
@@ -192,19 +174,19 @@ class Predictor:
         )
 
     def most_rows(
-        self, inputs: int, targets: int, setting: Setting, limit_bytes: int, cap: int, *, share: Share = WHOLE
+        self, inputs: int, targets: int, setting: Setting, limit_bytes: int, cap: int
     ) -> tuple[int, Prediction]:
         """The most rows, 1 to `cap`, whose peak is at most `limit_bytes`; 0, and the prediction of 1 row, if none is.
 
         The peak is the highest of many moments, each of which grows linearly with the rows: so nearly convex that few
         traces find the answer. It is always one that was traced itself.
         """
-        fits = {1: self.predict(MicroBatchShape(1, inputs, targets), setting, share=share)}
+        fits = {1: self.predict(MicroBatchShape(1, inputs, targets), setting)}
         if fits[1].peak > limit_bytes:
             return 0, fits[1]
         too_many: tuple[int, int] | None = None
         while (rows := next_rows(fits, too_many, limit_bytes, cap)) is not None:
-            prediction = self.predict(MicroBatchShape(rows, inputs, targets), setting, share=share)
+            prediction = self.predict(MicroBatchShape(rows, inputs, targets), setting)
             if prediction.peak <= limit_bytes:
                 fits[rows] = prediction
             else:
@@ -213,31 +195,26 @@ class Predictor:
 
     # -- traces ----------------------------------------------------------------------------------------------
 
-    def _passes_of(self, shape: MicroBatchShape, activation_checkpointing: int, padded: bool, share: Share) -> _Trace:
+    def _passes_of(self, shape: MicroBatchShape, activation_checkpointing: int, padded: bool) -> _Trace:
         if not self._trains:
             return self._evaluation_of(shape, padded)
-        question = f"passes, {shape}, {activation_checkpointing=}, {padded=}" + (", sharded" if share.trained else "")
-        asked = shape, activation_checkpointing, padded, share
+        question = f"passes, {shape}, {activation_checkpointing=}, {padded=}"
+        asked = shape, activation_checkpointing, padded
         return _Trace.of(self._cache.answer(question, lambda: self._trace_passes(*asked).figures))
 
     def _evaluation_of(self, shape: MicroBatchShape, padded: bool) -> _Trace:
         question = f"evaluation, {shape}, {padded=}"
         return _Trace.of(self._cache.answer(question, lambda: self._trace_evaluation(shape, padded).figures))
 
-    def _update_of(self, name: OptimizerName, share: Share) -> tuple[int, _Trace]:
-        """Bytes of the states, and the highest moment of an update."""
+    def _update_of(self, name: OptimizerName) -> _Trace:
+        """The highest moment of an update; `kept`: bytes of the states."""
         if not self._trains:
-            return 0, self._with_workspaces([0] * len(CATEGORIES))
-        question = f"update, {name}" + (f", {share.rank} of {share.ranks}" if share.trained else "")
-        update = _Trace.of(self._cache.answer(question, lambda: self._trace_update(name, share).figures))
-        return update.kept, update
+            return self._with_workspaces([0] * len(CATEGORIES))
+        return _Trace.of(self._cache.answer(f"update, {name}", lambda: self._trace_update(name).figures))
 
-    def _trace_update(self, name: OptimizerName, share: Share) -> _Trace:
+    def _trace_update(self, name: OptimizerName) -> _Trace:
         model = self._model
         named = list(model.named_parameters())
-        if share.trained:
-            updated = {id(weight) for weight in shard(model, share.ranks, trained=True).updates(share.rank)}
-            named = [(name, weight) for name, weight in named if id(weight) in updated]
         with without_data(name), self._tracking() as tracker:
             tracker.category = counted.OPTIMIZER
             # Of `adamw_offload` all but its GPU half is on the host, and takes none of the GPU's memory.
@@ -255,14 +232,12 @@ class Predictor:
             parts, _ = tracker.at_peak()
         return self._with_workspaces(parts, states)
 
-    def _trace_passes(
-        self, shape: MicroBatchShape, activation_checkpointing: int, padded: bool, share: Share = WHOLE
-    ) -> _Trace:
+    def _trace_passes(self, shape: MicroBatchShape, activation_checkpointing: int, padded: bool) -> _Trace:
         if not self._trains:
             return self._trace_evaluation(shape, padded)
         self._recompute(activation_checkpointing)
         self.traced += 1
-        with gradients_going(self._model, share), torch.enable_grad(), self._tracking() as tracker:
+        with torch.enable_grad(), self._tracking() as tracker:
             tracker.category = counted.ACTIVATIONS
             tracker.begin()
             before = tracker.total

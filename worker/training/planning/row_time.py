@@ -38,8 +38,6 @@ class RowTime:
     gpu: GpuFacts | None
     batch: int
     """Rows of an optimizer step."""
-    fetch_s: float = 0.0
-    """Of each micro-batch: until weights that other GPUs hold have come, forward and back."""
 
     def update_s(self, optimizer: OptimizerName) -> float:
         """Seconds of an update by the host, for which the GPU waits; 0 where the GPU makes it."""
@@ -58,5 +56,5 @@ class RowTime:
         assert peak and bandwidth, "the reference GPU is known"
         traffic = 2 * (size.parameter_bytes + size.trained_bytes)
         launches = LAUNCHES * self.task.layers(self.config)
-        seconds = flops / (EXPECTED_SHARE * peak) + (traffic / bandwidth + launches * LAUNCH_S + self.fetch_s) / rows
+        seconds = flops / (EXPECTED_SHARE * peak) + (traffic / bandwidth + launches * LAUNCH_S) / rows
         return seconds + self.update_s(optimizer) / self.batch

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jobs.disk.files import write_atomically
 from jobs.disk.rundir import RunDir
-from jobs.errors import DiskFull, DoesNotFit, Rejected
-from jobs.gpus import GpuFacts
+from jobs.errors import DoesNotFit
 from jobs.memory_plan import PICTURE, DType, MemoryPlan, OptimizerName
-from jobs.spec import MOST_GPUS, JobSpec
-from jobs.text.units import format_bytes
+from jobs.spec import JobSpec
 from worker.training.journal import Journal
 from worker.training.planning.budget import Budget, find_budget
 from worker.training.planning.picture import draw
@@ -40,12 +38,8 @@ def plan_stage(
     DiskFull.
     """
     picture, trial = run.path / PICTURE, run.record().sweep is not None
-    group, asked = settings.group, spec.resources.gpus
-    most = 1 if trial or group is None else min(group.count, spec.training.batch_size, MOST_GPUS)
-    before = most if earlier is not None and earlier.gpus > 1 else 1
-    gpus = before if asked == "auto" else asked
-    budget = find_budget(spec.memory, settings.device, settings.on(gpus).gpu, spec.resources)
-    if earlier is not None and earlier.dtype == dtype and is_current(earlier, longest, budget, gpus):
+    budget = find_budget(spec.memory, settings.device, settings.gpu, spec.resources)
+    if earlier is not None and earlier.dtype == dtype and is_current(earlier, longest, budget, spec.resources.gpus):
         assert earlier.host is not None and earlier.disk is not None, "a plan of this stage has both"
         kept, on_host = earlier.host.copy_bytes, earlier.host.optimizer_bytes
         disk = plan_disk(run.path, spec, kept, earlier.disk.model_bytes)
@@ -57,56 +51,30 @@ def plan_stage(
         # Imported here: torch takes seconds, and a wrong job is refused before that, at once.
         from worker.training.planning.memory_plan import plan_memory
 
-        def planned(gpu: GpuFacts | None, gpus: int | None = None) -> MemoryPlan:
-            return plan_memory(
+        try:
+            plan = plan_memory(
                 spec,
                 task,
                 config,
                 longest,
                 device=settings.device,
-                budget=find_budget(spec.memory, settings.device, gpu, spec.resources),
+                budget=budget,
                 run=run.path,
                 traces=settings.traces,
                 optimizer=optimizer,
                 dtype=dtype,
-                gpus=gpus,
                 offload=not trial,  # trials share a host, and nothing reserves its memory
                 progress=journal.progress,
             )
-
-        try:
-            plan = planned(settings.gpu)
-        except DoesNotFit as error:
-            found, refused = on_several(error, spec, lambda: planned(group, most)) if most > 1 else (None, error)
-            if found is None:
-                write_atomically(picture, draw(refused.memory))
-                raise refused from None
-            plan = found
+        except DoesNotFit as refused:
+            write_atomically(picture, draw(refused.memory))
+            raise
         drawn = False
     if trial:
         picture.unlink(missing_ok=True)  # of a check that was refused, and lost before it could say so
     elif not drawn:
         write_atomically(picture, draw(plan))
     return plan
-
-
-def on_several(
-    error: DoesNotFit, spec: JobSpec, planned: Callable[[], MemoryPlan]
-) -> tuple[MemoryPlan | None, DoesNotFit]:
-    """The plan on several GPUs for a job that does not fit one, if it may have them and fits; else None, and the error,
-    which says what helps.
-    """
-    asked = spec.resources.gpus
-    try:
-        plan = planned()
-    except DoesNotFit as also:
-        return None, also if asked == "auto" else error
-    except (Rejected, DiskFull):  # a budget, an optimizer, or a disk, that they cannot have
-        return None, error
-    if asked == "auto":
-        return plan, error
-    hint = f"with resources.gpus: {plan.gpus} it fits: {format_bytes(plan.peak_bytes)} of each GPU; or {error.hint}"
-    return None, DoesNotFit(str(error), error.memory, param="resources.gpus", hint=hint)
 
 
 def is_current(plan: MemoryPlan, longest: tuple[int, int], budget: Budget, gpus: int) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from jobs.gpus import REFERENCE, GpuFacts
 from jobs.plan import EvaluationTime, Plan, make_time_plan, rows_of_steps, warmup_steps
-from jobs.spec import DataSpec, FullMethod, JobSpec
+from jobs.spec import DataSpec, JobSpec
 from worker.training.settings import TrainerSettings
 from worker.training.steps.shape import Lengths
 from worker.training.tasks.registry import task_of
@@ -87,11 +87,7 @@ def waits_s(plan: Plan, spec: JobSpec, settings: TrainerSettings) -> float:
     gpu, trained = settings.gpu or REFERENCE, plan.memory.trained_parameters
     offloads = plan.memory.host is not None and plan.memory.host.optimizer_bytes > 0
     update = gpu.offloaded_update_s(trained, 2) if offloads else 0.0
-    passes = math.ceil(spec.training.batch_size / (plan.resolved.gpus * plan.resolved.micro_batch))
-    whole, sharded = isinstance(spec.method, FullMethod), plan.memory.sharded_bytes
-    fetches = passes * gpu.fetch_s(sharded, plan.resolved.gpus, trained=whole)
-    everywhere = trained - sharded // 2 if whole else trained
-    return update + gpu.exchange_s(everywhere, plan.resolved.gpus) + fetches
+    return update + gpu.exchange_s(trained, plan.resolved.gpus)
 
 
 def within_hours(plan: Plan, spec: JobSpec, done: int) -> Plan:
@@ -147,10 +143,7 @@ def evaluation_s(
 ) -> float:
     """Seconds of an evaluation, at so many FLOP/s; validation rows are taken to be as long as the training rows."""
     asked, rows = spec.evaluation, min(spec.evaluation.max_rows, plan.data.validation_rows)
-    sharded = 0 if plan.memory is None else plan.memory.sharded_bytes
-    fetch_s = gpu.fetch_s(sharded, plan.resolved.gpus) / 2  # the weights come once: there is no backward pass
     once = rows * task.flops(config).forward(lengths.inputs, lengths.targets) / len(lengths.inputs) / rate
-    once += math.ceil(rows / plan.resolved.micro_batch) * fetch_s
     if task.has_labels:
         return once
     scored = asked.scored_rows if any(metric.of_texts for metric in asked.measured(task.metrics)) else 0
@@ -158,4 +151,4 @@ def evaluation_s(
     tokens = int(np.quantile(lengths.targets, 0.99)) if asked.sample_tokens == "auto" else asked.sample_tokens
     layers = task.layers(config) / (2 if task.targets_apart else 1)
     reading = 2 * plan.model.parameters / (gpu.memory_bandwidth or REFERENCE.memory_bandwidth or math.inf)
-    return once + batches * tokens * max(reading, layers * DECODED_LAYER_S, fetch_s)
+    return once + batches * tokens * max(reading, layers * DECODED_LAYER_S)

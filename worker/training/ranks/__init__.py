@@ -1,1 +1,1 @@
-"""One attempt on several GPUs: data parallelism, with whole or sharded weights (docs/gpus.md, ADR 17 and 20)."""
+"""One attempt on several GPUs: data parallelism (docs/gpus.md, ADR 17)."""

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -88,7 +87,6 @@ def reach(device: torch.device) -> None:
     numbers = [torch.zeros(PIECE, device=device), torch.zeros(1, dtype=torch.float64, device=device)]
     for each in numbers:
         dist.all_reduce(each)
-        dist.reduce(each, dst=0)
         dist.broadcast(each, src=0)
     done, until = torch.cuda.Event(), time.monotonic() + REACH_S
     done.record()
@@ -121,11 +119,8 @@ class RankGroup:
         parameters: Sequence[nn.Parameter],
         silent_s: float = SILENT_S,
         why_lost: Callable[[str], StageError | None] = lambda failure: None,
-        *,
-        sharded: int = 0,
     ) -> None:
-        """`parameters`: those that are trained and that every rank has. `sharded`: numbers of trained weights that one
-        rank each has. `why_lost`: what is known of the others when a call has failed."""
+        """`parameters`: those that are trained. `why_lost`: what is known of the others when a call has failed."""
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
         self._parameters = parameters
         self._why_lost, self._silent_s = why_lost, silent_s
@@ -134,7 +129,7 @@ class RankGroup:
         # Made once: memory for it cannot run out in the middle of a step.
         kinds = [torch.float32, *(parameter.dtype for parameter in parameters)]
         self._buffer = torch.empty(
-            min(PIECE, sharded + sum(parameter.numel() for parameter in parameters)),
+            min(PIECE, sum(parameter.numel() for parameter in parameters)),
             dtype=functools.reduce(torch.promote_types, kinds),
             device=parameters[0].device,
         )
@@ -174,58 +169,6 @@ class RankGroup:
         self._collective(dist.all_reduce, total)
         return total.to(own.dtype)
 
-    def broadcast(self, tensor: torch.Tensor, owner: int) -> dist.Work:
-        """Copy a tensor of its owner to all others; returns at once. Memory that runs out before it begins is an error
-        of its own."""
-        work: dist.Work = self._within_pass(dist.broadcast, tensor, src=owner, async_op=True)
-        return work
-
-    def wait(self, work: dist.Work) -> None:
-        """Until what was begun is done; over NCCL, what the device does from now on comes after it."""
-        self._collective(work.wait)
-
-    @property
-    def piece(self) -> int:
-        """Numbers that `reduce` takes at most."""
-        return len(self._buffer)
-
-    @torch.no_grad()
-    def reduce(self, gradients: torch.Tensor | None, count: int, share: float, owner: int) -> torch.Tensor:
-        """Add up so many numbers of gradients, each rank's times its share, for their owner; flat, in fp32 at least.
-        None: this rank has none. What it returns is to be used before the next call."""
-        flat = self._buffer[:count]
-        if gradients is None:
-            flat.zero_()
-        else:
-            flat.copy_(gradients).mul_(share)
-        self._within_pass(dist.reduce, flat, dst=owner)
-        return flat
-
-    def norm(self, own: torch.Tensor) -> torch.Tensor:
-        """The norm of all that ranks have parts of, given that of the own part (0-dim)."""
-        square = own.double() ** 2
-        self._collective(dist.all_reduce, square)
-        return square.sqrt().to(own.dtype)
-
-    @torch.no_grad()
-    def send(self, tensor: torch.Tensor | None, size: int, owner: int) -> Iterator[torch.Tensor]:
-        """Bytes of a tensor that one rank has, so many in all, to every rank: in pieces, each to be used before the
-        next. `tensor`: None where this rank is not the owner."""
-        room = self._buffer.view(torch.uint8)
-        whole = None if tensor is None else tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-        for begin in range(0, size, len(room)):
-            piece = room[: min(len(room), size - begin)]
-            if whole is not None:
-                piece.copy_(whole[begin : begin + len(piece)])
-            self._collective(dist.broadcast, piece, src=owner)
-            yield piece
-
-    def each(self, own: object) -> list[Any]:
-        """What every rank gives, by rank."""
-        found: list[Any] = [None] * self.count
-        self._collective(dist.all_gather_object, found, own)
-        return found
-
     @torch.no_grad()
     def share_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy these tensors of rank 0 to all others."""
@@ -263,15 +206,6 @@ class RankGroup:
     def _collective(self, call: Callable[..., object], *arguments: object, **more: object) -> None:
         try:
             call(*arguments, **more)
-        except RuntimeError as error:
-            raise self._lost(error) from error
-
-    def _within_pass(self, call: Callable[..., Any], *arguments: object, **more: object) -> Any:
-        """Memory that runs out before anything is exchanged is an error of its own: the pass continues without it."""
-        try:
-            return call(*arguments, **more)
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
             raise self._lost(error) from error
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -38,7 +38,6 @@ from worker.training.journal import Journal
 from worker.training.machine.host import ended_for_memory, oom_kills
 from worker.training.ranks.group import SILENT_S, RankGroup, join, leave, share_cores
 from worker.training.ranks.ranks import Failure, Vote
-from worker.training.ranks.shards import Shards, Tell
 from worker.training.tasks.task import Limit
 
 JOIN = "join"
@@ -114,24 +113,16 @@ class Leader:
         for follower in self._followers:
             follower.tell(told)
 
-    def join(
-        self,
-        trained: Sequence[nn.Parameter],
-        state: Mapping[str, torch.Tensor],
-        device: torch.device,
-        shards: Shards | None = None,
-        resumed: Path | None = None,
-    ) -> None:
+    def join(self, trained: Sequence[nn.Parameter], state: Mapping[str, torch.Tensor], device: torch.device) -> None:
         """See `Ranks`."""
-        self._wait_for_all("ready")
-        self._store.set(JOIN, "" if resumed is None else os.fspath(resumed))
-        self._wait_for_all("restored")
+        self._wait_for_all()
+        self._store.set(JOIN, "yes")
         try:
             join(self._store, 0, self.count, device)
         except RuntimeError as error:
             raise self._why_lost(str(error)[:300]) from error
-        self._group = group_of(trained, shards, self._silent_s, self._why_lost)
-        agree(self._group, state, shards, self._read)
+        self._group = RankGroup(trained, self._silent_s, self._why_lost)
+        agree(self._group, state)
         log.info("%d ranks train together: %s", self.count, ", ".join(each.device for each in self._followers))
 
     @property
@@ -178,20 +169,15 @@ class Leader:
         leave(at_once=kind is not None)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _wait_for_all(self, what: str) -> None:
-        """Until every other rank has said this in the store. Raises what ended one."""
-        said = [f"{what} {follower.rank}" for follower in self._followers]
+    def _wait_for_all(self) -> None:
+        """Until every other rank has loaded its model. Raises what ended one."""
+        said = [f"ready {follower.rank}" for follower in self._followers]
         while not self._store.check(said):
             with contextlib.suppress(RuntimeError):
                 self._store.wait(said, timedelta(seconds=LOOK_S))
             self._raise_if_ended()
             self._journal.progress()
         self._raise_if_ended()
-
-    def _read(self, what: Mapping[str, object]) -> None:
-        """Outside passes: `Tell`. A text takes as many fetches as it has tokens, times layers."""
-        self._tell(**what)
-        self._journal.progress()
 
     def _tell(self, **what: object) -> None:
         for follower in self._followers:
@@ -218,25 +204,10 @@ class Leader:
         )
 
 
-def group_of(
-    trained: Sequence[nn.Parameter],
-    shards: Shards | None,
-    silent_s: float,
-    why_lost: Callable[[str], StageError | None] = lambda failure: None,
-) -> RankGroup:
-    """The ranks that have joined, which train these parameters."""
-    everywhere = trained if shards is None else shards.everywhere(trained)
-    sharded = sum(each.numel() for each in trained) - sum(each.numel() for each in everywhere)
-    return RankGroup(everywhere, silent_s, why_lost, sharded=sharded)
-
-
-def agree(group: RankGroup, state: Mapping[str, torch.Tensor], shards: Shards | None, tell: Tell | None = None) -> None:
-    """Let every rank begin with the weights and states of rank 0, but for what ranks hold apart. `state`: of this
-    rank, as `Trainable.state`."""
-    group.share_state(state if shards is None else shards.alike(state))
+def agree(group: RankGroup, state: Mapping[str, torch.Tensor]) -> None:
+    """Let every rank begin with the weights and states of rank 0. `state`: of this rank, as `Trainable.state`."""
+    group.share_state(state)
     group.check_equal()
-    if shards is not None:
-        shards.join(group, state, tell)
 
 
 def start(run: RunDir, attempt: int, rank: int, device: str) -> RankProcess:

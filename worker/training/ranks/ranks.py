@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -22,7 +21,6 @@ from torch import nn
 
 from worker.training.dataset.data import Int64
 from worker.training.machine.out_of_memory import MemoryShortage
-from worker.training.ranks.shards import Shards
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.task import Limit
 
@@ -54,19 +52,10 @@ class Ranks(Protocol):
     def count(self) -> int:
         """How many there are."""
 
-    def join(
-        self,
-        trained: Sequence[nn.Parameter],
-        state: Mapping[str, torch.Tensor],
-        device: torch.device,
-        shards: Shards | None = None,
-        resumed: Path | None = None,
-    ) -> None:
+    def join(self, trained: Sequence[nn.Parameter], state: Mapping[str, torch.Tensor], device: torch.device) -> None:
         """Wait until every rank has loaded the model, and give all of them `state`: weights and optimizer states.
 
-        `trained`: the parameters whose gradients are added up. `shards`: weights that are sharded among the ranks;
-        where they are trained, every rank reads its part of the checkpoint `resumed`. Raises what ended another rank
-        meanwhile.
+        `trained`: the parameters whose gradients are added up. Raises what ended another rank meanwhile.
         """
 
     def begin(self, step: int, learning_rate: float, limit: Limit) -> None:
@@ -90,14 +79,7 @@ class Alone:
 
     count = 1
 
-    def join(
-        self,
-        trained: Sequence[nn.Parameter],
-        state: Mapping[str, torch.Tensor],
-        device: torch.device,
-        shards: Shards | None = None,
-        resumed: Path | None = None,
-    ) -> None:
+    def join(self, trained: Sequence[nn.Parameter], state: Mapping[str, torch.Tensor], device: torch.device) -> None:
         """Nobody to wait for."""
 
     def begin(self, step: int, learning_rate: float, limit: Limit) -> None:
