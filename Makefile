@@ -22,7 +22,7 @@ TEST_PROCESSES ?= 2
 SIMULATED_GPU ?= ../shared/simulated_gpu
 SIMULATED_GPU_VENV ?= .venv-simulated-gpu
 # Exactly: tests read manifests with them. Longhaul itself needs neither.
-ENGINES := kubeflow==0.5.0 kubeflow_trainer_api==2.3.0 skypilot==0.14.1
+ENGINES := skypilot==0.14.1
 ENGINES_VENV ?= .venv-engines
 OLDEST_VENV ?= .venv-oldest
 
@@ -82,7 +82,7 @@ simulated-gpu: ## create .venv-simulated-gpu: torch's CUDA build and a GPU that 
 test-simulated-gpu: simulated-gpu ## run the tests that need a simulated GPU
 	VENV=$(SIMULATED_GPU_VENV) $(SIMULATED_GPU)/run python -m pytest -m simulated_gpu tests/simulated_gpu -n $(TEST_PROCESSES) $(PYTEST_ARGS)
 
-engines: $(ENGINES_VENV)/.setup-stamp ## create .venv-engines: the packages of SkyPilot and Kubeflow (1 GB of disk; minutes)
+engines: $(ENGINES_VENV)/.setup-stamp ## create .venv-engines: SkyPilot's own package (1 GB of disk; minutes)
 
 $(ENGINES_VENV)/.setup-stamp: Makefile
 	@[ -n "$(PYTHON)" ] || { echo "make engines: no Python 3.11 or newer on PATH; install one or give PYTHON=/path/to/python3" >&2; exit 1; }
@@ -90,7 +90,7 @@ $(ENGINES_VENV)/.setup-stamp: Makefile
 	$(ENGINES_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(ENGINES)
 	@touch $@
 
-test-engines: setup engines ## run the tests that need the packages of SkyPilot and Kubeflow
+test-engines: setup engines ## run the tests that need SkyPilot's own package
 	ENGINES_VENV=$(ENGINES_VENV) $(BIN)/python -m pytest -m engines tests/engines $(PYTEST_ARGS)
 
 # --env-file: what a person's own .env says is not the matter here. Without Compose the file is at least read.

@@ -1,1 +1,1 @@
-"""What SkyPilot's and Kubeflow's own code says of what Longhaul hands to them (`make test-engines`)."""
+"""What SkyPilot's own code says of what Longhaul hands to it (`make test-engines`)."""

@@ -1,4 +1,4 @@
-"""What is rendered passes the validators of SkyPilot and of Kubeflow Trainer, and what is wrong does not."""
+"""What is rendered passes the validators of SkyPilot, and what is wrong does not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from tests.engines.conftest import PYTHON
 from tests.support.stack import ROOT
 from worker.engines.engine import EngineTask
-from worker.engines.kubeflow import KubeflowSettings
 from worker.engines.skypilot import STATES, SkyPilotSettings
 
 pytestmark = pytest.mark.engines
@@ -42,10 +41,10 @@ def task(job: str = "job-01m8c19f5hnjpqdgrn6q", attempt: int = 1, gpus: int = 1)
     )  # fmt: skip
 
 
-def understood(kind: str, text: str, home: Path) -> dict[str, Any]:
+def understood(text: str, home: Path) -> dict[str, Any]:
     """As the engine's own code has read it."""
     done = subprocess.run(
-        [PYTHON, ROOT / "tests/engines/validate.py", kind], input=text, capture_output=True, text=True, timeout=300,
+        [PYTHON, ROOT / "tests/engines/validate.py"], input=text, capture_output=True, text=True, timeout=300,
         env={"PATH": "/usr/bin:/bin", "HOME": str(home), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"},
     )  # fmt: skip
     if done.returncode:
@@ -69,15 +68,6 @@ SKYPILOT: list[dict[str, object]] = [
     },
     {"device": "cpu", "gpu_name": None, "gpu_memory_gib": None},
 ]  # fmt: skip
-KUBEFLOW: list[dict[str, object]] = [
-    {"image": "registry.example/longhaul:1", "claims": {"/srv": "longhaul", "/opt/data": "data"}},
-    {
-        "bucket": "file:///bucket", "runtime": "longhaul", "runtime_kind": "TrainingRuntime", "namespace": "ml",
-        "cpus": "8", "memory": "64Gi", "node_selector": {"gpu": "h100"}, "service_account": "trainer", "grace_s": 600,
-        "gpu_resource": "nvidia.com/mig-3g.40gb", "context": "prod",
-    },
-    {"device": "cpu", "gpu_name": None, "gpu_memory_gib": None},
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("given", SKYPILOT)
@@ -85,33 +75,13 @@ KUBEFLOW: list[dict[str, object]] = [
 def test_skypilot_reads_its_task_as_it_is_meant(given: dict[str, Any], gpus: int, tmp_path: Path) -> None:
     engine = SkyPilotSettings.model_validate(settings(kind="skypilot", bucket="file:///bucket", **given)).connect()
     handed = task(gpus=gpus if "accelerator" in given else 0)
-    read = understood("skypilot", engine.render(handed), tmp_path)
+    read = understood(engine.render(handed), tmp_path)
     assert (read["name"], read["envs"]) == (handed.name, ODD)
     assert read["accelerators"] == ({given["accelerator"]: gpus} if "accelerator" in given else None)
     assert read["use_spot"] == given.get("use_spot", True)
     assert read["run"].startswith("cd '/opt/long haul'\nexec python -m worker.engines.node /tmp/longhaul/runs/job-")
     assert read["run"].endswith("--bucket file:///bucket --exit-0\n") and read["setup"] == given.get("setup")
     assert set(read["states"]) == set(STATES), "every state of a managed job has a meaning here"
-
-
-@pytest.mark.parametrize("given", KUBEFLOW)
-@pytest.mark.parametrize("job", ["job-01m8c19f5hnjpqdgrn6q", "job-" + "x" * 60])
-def test_kubeflow_reads_its_train_job_as_it_is_meant(given: dict[str, Any], job: str, tmp_path: Path) -> None:
-    engine = KubeflowSettings.model_validate(settings(kind="kubeflow", **given)).connect()
-    handed = task(job, gpus=4 if "device" not in given else 0)
-    rendered = json.loads(engine.render(handed))
-    read = understood("kubeflow", engine.render(handed), tmp_path)
-    assert read == rendered, "no key that the API does not know, none with another type"
-    assert len(rendered["metadata"]["name"]) <= 46
-    trainer = read["spec"]["trainer"]
-    assert trainer["command"][-1] == "--exit-0" and {each["name"] for each in trainer["env"]} == {"PYTHONPATH", *ODD}
-    if "device" not in given:
-        assert trainer["resourcesPerNode"]["limits"][given.get("gpu_resource", "nvidia.com/gpu")] == "4"
-    shared = {"name": "longhaul-shm", "mountPath": "/dev/shm"}
-    [patch] = read["spec"]["runtimePatches"]
-    [replicated] = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
-    pod = replicated["template"]["spec"]["template"]["spec"]
-    assert [shared in each.get("volumeMounts", []) for each in pod.get("containers", [{}])] == ["device" not in given]
 
 
 def test_what_is_wrong_is_refused(tmp_path: Path) -> None:
@@ -121,11 +91,4 @@ def test_what_is_wrong_is_refused(tmp_path: Path) -> None:
     document = json.loads(engine.render(task()))
     document["resources"]["accelerator"] = document["resources"].pop("accelerators")
     with pytest.raises(ValueError, match="accelerator"):
-        understood("skypilot", json.dumps(document), tmp_path)
-    kubeflow = KubeflowSettings.model_validate(settings(kind="kubeflow", image="x")).connect()
-    job = json.loads(kubeflow.render(task()))
-    job["spec"]["trainer"]["gpus"] = 1
-    assert understood("kubeflow", json.dumps(job), tmp_path) != job
-    job["spec"]["trainer"]["numNodes"] = "one"
-    with pytest.raises(ValueError, match="numNodes"):
-        understood("kubeflow", json.dumps(job), tmp_path)
+        understood(json.dumps(document), tmp_path)

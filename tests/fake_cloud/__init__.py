@@ -1,1 +1,1 @@
-"""A cloud of one machine, for SkyPilot and Kubeflow: `sky` and `kubectl` are programs that run tasks as processes."""
+"""A cloud of one machine, for SkyPilot: `sky` is a program that runs tasks as processes."""

@@ -34,10 +34,9 @@ class FakeCloud:
             **variables,
         }
         given = " ".join(f"{name}='{value}'" for name, value in words.items())
-        for program in ("sky", "kubectl"):
-            file = self.bin / program
-            file.write_text(f'#!/bin/sh\n{given} exec {sys.executable} -m tests.fake_cloud.{program} "$@"\n')
-            file.chmod(0o755)
+        file = self.bin / "sky"
+        file.write_text(f'#!/bin/sh\n{given} exec {sys.executable} -m tests.fake_cloud.sky "$@"\n')
+        file.chmod(0o755)
 
     def environment(self, kind: str, **more: object) -> dict[str, str]:
         """Variables of a train worker that has its jobs trained here, on the CPU; `more`: keys of the engine."""

@@ -122,12 +122,7 @@ def main(folder: str, name: str) -> None:
             cloud.save(task | {"state": "cancelled"})
             return
         time.sleep(TICK_S)
-    if "KUBEFLOW_LOCAL_PROCESS" in task["environment"]:
-        from tests.fake_cloud.local_process import LocalProcess
-
-        task = run(cloud, task, LocalProcess)
-    else:
-        task = run(cloud, task)
+    task = run(cloud, task)
     while task["state"] == "lost":
         cloud.save(task)
         if order.read_text() == "cancel":

@@ -9,16 +9,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from worker.engines.kubeflow import KubeflowSettings
 from worker.engines.settings import EngineSettings
 from worker.engines.skypilot import SkyPilotSettings
 from worker.engines.slurm import SlurmSettings
 
-KINDS: Mapping[str, type[EngineSettings]] = {
-    "kubeflow": KubeflowSettings,
-    "skypilot": SkyPilotSettings,
-    "slurm": SlurmSettings,
-}
+KINDS: Mapping[str, type[EngineSettings]] = {"skypilot": SkyPilotSettings, "slurm": SlurmSettings}
 """What each kind may set."""
 
 
@@ -38,7 +33,8 @@ def _settings(place: str, name: str, section: object) -> EngineSettings:
         raise ValueError(f"{place}: {name} stands outside a section; an engine is a section such as [cluster]")
     kind = section.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
-        raise ValueError(f"{place}: kind is {kind!r}; it is one of {', '.join(sorted(KINDS))}")
+        instead = '; SkyPilot reaches Kubernetes (infra = "k8s")' if kind == "kubeflow" else ""
+        raise ValueError(f"{place}: kind is {kind!r}; it is one of {', '.join(sorted(KINDS))}{instead}")
     try:
         # As JSON: TOML has arrays and texts alone, where the settings have tuples and paths.
         return KINDS[kind].model_validate_json(json.dumps({**section, "name": name}))

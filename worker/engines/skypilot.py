@@ -11,14 +11,17 @@ import re
 import shlex
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, field_validator
 
 from jobs.frozen import Frozen
+from worker.engines.bucket import Bucket
+from worker.engines.bucket_box import BoxStorage
 from worker.engines.commands import ask, run
-from worker.engines.copied_run import CopiedRunSettings
-from worker.engines.engine import EngineRefused, EngineTask, EngineUnavailable, TaskState, TaskStatus
+from worker.engines.engine import EngineRefused, EngineTask, EngineUnavailable, Storage, TaskState, TaskStatus
+from worker.engines.settings import EngineSettings
 
 _S = TaskStatus
 STATES: Mapping[str, TaskStatus] = {
@@ -35,11 +38,15 @@ NONE = "No in-progress managed jobs"
 """What SkyPilot says while its controller is stopped, as it is soon after the last job has ended."""
 
 
-class SkyPilotSettings(CopiedRunSettings):
+class SkyPilotSettings(EngineSettings):
     """`kind = "skypilot"`: `sky` is a program of this machine, and has its credentials."""
 
     kind: Literal["skypilot"]
     bucket: Annotated[str, Field(pattern=r"^[a-z0-9+]+://[^\s?#@]+$")]
+    """URL of a folder in a bucket through which run directory, model and data are copied, such as `s3://bucket/longhaul`.
+    Box and node reach it with their own credentials."""
+    node_folder: Path = Path("/tmp/longhaul")
+    """Where the node keeps its copies."""
     accelerator: str | None = None
     """The GPU, as `sky show-gpus` names it, such as `H100`."""
     infra: str | None = None
@@ -58,6 +65,12 @@ class SkyPilotSettings(CopiedRunSettings):
     """As of any engine; `sky` takes seconds to answer."""
     setup: str | None = None
     """Lines of bash that make Longhaul ready, before each attempt, where the image does not have it."""
+
+    @field_validator("bucket")
+    @classmethod
+    def _can_be_read(cls, url: str) -> str:
+        Bucket(url)
+        return url
 
     def connect(self) -> SkyPilot:
         """Its program."""
@@ -81,13 +94,15 @@ class SkyPilot:
 
     def __init__(self, settings: SkyPilotSettings) -> None:
         self._settings = settings
-        self.storage = settings.storage()
+        self.storage: Storage = BoxStorage(settings.bucket)
 
     def render(self, task: EngineTask) -> str:
         """The task YAML; JSON is YAML, too."""
         given = self._settings
+        run = str(given.node_folder / "runs" / task.job)
+        words = [run if word == str(task.run) else word for word in task.command]
         # What fails SkyPilot may start again. So the program ends well; the report has the code of the trainer.
-        command = [*given.on_node(task).command, "--exit-0"]
+        command = [*words, "--bucket", given.bucket, "--exit-0"]
         resources = {
             "accelerators": {given.accelerator: task.gpus} if given.accelerator and task.gpus else None,
             "infra": given.infra,

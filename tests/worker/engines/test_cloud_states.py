@@ -1,4 +1,4 @@
-"""What SkyPilot and Kubeflow say of a task, and what it means here. `sky` and `kubectl` are scripts that say it."""
+"""What SkyPilot says of a task, and what it means here. `sky` is a script that says it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from worker.engines.engine import EngineRefused, EngineTask, EngineUnavailable, TaskState, TaskStatus
-from worker.engines.kubeflow import Kubeflow, KubeflowSettings
 from worker.engines.skypilot import SkyPilot, SkyPilotSettings
 
 S = TaskStatus
@@ -47,11 +46,6 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
 @pytest.fixture
 def sky(tmp_path: Path) -> SkyPilot:
     return SkyPilotSettings.model_validate({**GIVEN, "kind": "skypilot", "bucket": f"file://{tmp_path}/b"}).connect()
-
-
-@pytest.fixture
-def kubeflow() -> Kubeflow:
-    return KubeflowSettings.model_validate({**GIVEN, "kind": "kubeflow", "context": "prod"}).connect()
 
 
 @pytest.fixture
@@ -111,66 +105,3 @@ def test_skypilot_does_not_know_a_task_or_does_not_answer(programs: Programs, sk
             call("t")
     with pytest.raises(EngineRefused, match="no cluster"):
         sky.submit(task)
-
-
-def train_job(condition: str | None = None, reason: str = "", *, ready: int = 0, deleted: bool = False) -> str:
-    conditions = [{"type": condition, "status": "True", "reason": reason, "message": "said so"}] if condition else []
-    stopped = {"type": "Suspended", "status": "False", "reason": "Resumed", "message": ""}
-    deletion = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleted else {}
-    return json.dumps({
-        "kind": "TrainJob", "metadata": {"name": "t", **deletion},
-        "status": {"conditions": [stopped, *conditions], "jobsStatus": [{"name": "node", "ready": ready, "active": 1}]},
-    })  # fmt: skip
-
-
-def pods(*statuses: dict[str, object]) -> str:
-    return json.dumps({"kind": "List", "items": [{"kind": "Pod", "status": status} for status in statuses]})
-
-
-def ended(code: int, reason: str = "Error") -> dict[str, object]:
-    return {"containerStatuses": [{"name": "node", "state": {"terminated": {"exitCode": code, "reason": reason}}}]}
-
-
-DISRUPTED = {"conditions": [{"type": "DisruptionTarget", "status": "True"}]}
-
-
-@pytest.mark.parametrize(
-    ("job", "of_pods", "means"),
-    [
-        ("", "", TaskState(S.GONE, "there is no such TrainJob any more")),
-        (json.dumps({"metadata": {"name": "t"}}), "", TaskState(S.QUEUED, "its pod is not ready")),
-        (train_job(), "", TaskState(S.QUEUED, "its pod is not ready")),
-        (train_job(ready=1), "", TaskState(S.RUNNING, "its pod is ready")),
-        (train_job("Suspended"), "", TaskState(S.QUEUED, "Suspended (said so)")),
-        (train_job("Complete"), "", TaskState(S.ENDED, "Complete (said so)")),
-        (train_job("Complete", deleted=True), "", TaskState(S.RUNNING, "it is being deleted")),
-        (train_job("Failed"), pods(ended(1)), TaskState(S.FAILED, "Failed (said so): exit code 1")),
-        (train_job("Failed"), pods(ended(137, "OOMKilled")), TaskState(S.OUT_OF_MEMORY, "OOMKilled")),
-        (train_job("Failed"), pods({"reason": "Evicted"}), TaskState(S.PREEMPTED, "Failed (said so): Evicted")),
-        (train_job("Failed"), pods(ended(137) | DISRUPTED), TaskState(S.PREEMPTED, "Failed (said so)")),
-        (train_job("Failed"), pods(), TaskState(S.PREEMPTED, "Failed (said so)")),
-        (
-            train_job("Failed", "DeadlineExceeded"), pods(ended(143)),
-            TaskState(S.PREEMPTED, "Failed (said so): DeadlineExceeded"),
-        ),
-    ],
-)  # fmt: skip
-def test_states_of_kubeflow(programs: Programs, kubeflow: Kubeflow, job: str, of_pods: str, means: TaskState) -> None:
-    programs.answer("kubectl", {"get trainjob": job, "get pods": of_pods})
-    assert kubeflow.state("t") == means
-    assert programs.called()[0].startswith("--context prod --namespace default --request-timeout 30s get trainjob t ")
-
-
-def test_kubectl_that_is_refused_or_does_not_reach_its_server(
-    programs: Programs, kubeflow: Kubeflow, task: EngineTask
-) -> None:
-    programs.answer("kubectl", {}, code=1, error="Error from server (Forbidden): no quota")
-    with pytest.raises(EngineRefused, match="no quota"):
-        kubeflow.submit(task)
-    programs.answer("kubectl", {"logs": "its last words\n"}, code=1, error="Unable to connect to the server: EOF")
-    assert kubeflow.logs("t") == "its last words\n"
-    with pytest.raises(EngineUnavailable, match="Unable to connect"):
-        kubeflow.submit(task)
-    for call in (kubeflow.state, kubeflow.find, kubeflow.cancel):
-        with pytest.raises(EngineUnavailable, match="Unable to connect"):
-            call("t")

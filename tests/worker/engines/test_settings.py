@@ -66,6 +66,7 @@ def test_the_memory_of_a_node_is_what_is_said_or_asked_for(tmp_path: Path, keys:
         ("", "[", "is not TOML"),
         ("[cluster]", "x = 1\n[cluster]", "[x]: x stands outside a section; an engine is a section such as [cluster]"),
         ('kind = "slurm"\ngpu', 'kind = "lsf"\ngpu', "[cluster]: kind is 'lsf'; it is one of "),
+        ('kind = "slurm"\ngpu', 'kind = "kubeflow"\ngpu', "it is one of skypilot, slurm; SkyPilot reaches Kubernetes"),
         ("gpus = 4", "gpus = 0", "[cluster]: gpus: Input should be greater than or equal to 1"),
         ("gpus = 4", 'gpus = "4"', "[cluster]: gpus: Input should be a valid integer"),
         ("gpus = 4", "gpu = 4", "[cluster]: gpu: there is no such key"),
