@@ -67,13 +67,13 @@ class EvaluationMetric(StrEnum):
     ROUGEL = ("rougeL", "ROUGE-L", 4, True, "shares", "texts")
     """F1 of the longest common subsequence of words, the mean over rows (as rouge-score)."""
     ACCURACY = ("accuracy", "accuracy", 4, True, "shares", "labels")
-    """Share of the rows whose label is told."""
+    """Share of the rows whose label is predicted."""
     MACRO_F1 = ("macro_f1", "macro F1", 4, True, "shares", "labels", "label sets")
     """Mean over the classes of their F1."""
     MICRO_F1 = ("micro_f1", "micro F1", 4, True, "shares", "label sets")
     """F1 of all labels of all rows."""
     SUBSET_ACCURACY = ("subset_accuracy", "subset accuracy", 4, True, "shares", "label sets")
-    """Share of the rows of which exactly the labels are told."""
+    """Share of the rows of which exactly the labels are predicted."""
 
     def cost(self, value: float) -> float:
         """The same, or its negative: lower is better."""

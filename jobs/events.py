@@ -727,3 +727,17 @@ class Event(Frozen):
 EvaluationFinished.model_rebuild()
 any_fact: TypeAdapter[AnyFact] = TypeAdapter(AnyFact)
 EVENT_TYPES: tuple[str, ...] = tuple(each.model_fields["type"].default for each in get_args(get_args(AnyFact)[0]))
+
+
+_WARNINGS = (CheckpointRejected, DiskLow, OomRecovered, DeviceWaiting, JobRepaired, JobUnprepared)
+
+
+def level(fact: AnyFact) -> Literal["info", "warn", "error"]:
+    """How loud it is, in OpenAI's three levels: for API, page and log."""
+    if isinstance(fact, JobFailed) or (isinstance(fact, JobPaused) and fact.error is not None):
+        return "error"
+    if isinstance(fact, _WARNINGS) or (isinstance(fact, AttemptEnded) and fact.reason.severity != "info"):
+        return "warn"
+    if isinstance(fact, JobSucceeded) and fact.verdict is not None and fact.verdict.warns:
+        return "warn"
+    return "info"

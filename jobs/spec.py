@@ -501,7 +501,7 @@ class EvaluationSpec(Part):
     max_rows: Annotated[int, Field(ge=1, le=1_000_000)] = 2000
     """Validation rows used at most: of more of them random ones, the same every time and in every job."""
     samples: Annotated[int, Field(ge=0, le=64)] = 8
-    """Generated texts that are shown of each evaluation; of a classifier, labels that it tells."""
+    """Generated texts that are shown of each evaluation; of a classifier, predicted labels."""
     generate_rows: Auto | Annotated[int, Field(ge=0, le=100_000)] = "auto"
     """Validation rows, chosen like those of `max_rows`, for which a text is generated at each evaluation and scored;
     the samples are some of these texts, and generated in any case. `auto`: 64; 0 where `samples` is 0 and `metrics`
@@ -559,7 +559,7 @@ def _switched(value: object) -> object:
 
 
 class IntegrationsSpec(Part):
-    """Where reports go. Keys and webhook come from the environment of the service, never from a job."""
+    """Where reports go. Keys and webhook come from the environment of the process *publish*, never from a job."""
 
     wandb: Annotated[WandbSpec | None, BeforeValidator(_switched, json_schema_input_type=WandbSpec | bool | None)] = (
         WandbSpec()

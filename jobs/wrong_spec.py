@@ -75,9 +75,10 @@ _WHEN = "every_steps of log, evaluation and checkpoint say when"
 _PUSH = "`longhaul push` sends the model to the hub, once the job has succeeded"
 WITHOUT_KEY = {
     "fp16": _PRECISION, "bf16": _PRECISION, "output_dir": "the model is always in runs/JOB/model",
-    "overwrite_output_dir": "each job has a directory of its own", "group_by_length": "rows are always grouped so",
+    "overwrite_output_dir": "each job has a directory of its own",
+    "group_by_length": "rows are always grouped by length",
     "dataloader_num_workers": "rows are tokenized before training, so no workers are needed",
-    "resume_from_checkpoint": "a job resumes by itself; resume_from lets a new job go on from an old one",
+    "resume_from_checkpoint": "a job resumes by itself; resume_from lets a new job continue from an old one",
     "eval_strategy": _WHEN, "evaluation_strategy": _WHEN, "save_strategy": _WHEN, "logging_strategy": _WHEN,
     "per_device_eval_batch_size": "how many rows are evaluated at once follows from the memory plan",
     "do_train": "a job trains; `kind: evaluate` only evaluates", "do_eval": "`kind: evaluate` only evaluates",

@@ -24,7 +24,7 @@ STYLES = {
     "cancelled": "dim",
 }
 _ORDER = ("succeeded", "pruned", "running", "paused", "failed", "cancelled")
-_REASONS = {"max_hours": "its hours are over", "failures": "too many trials in a row failed alike"}
+_REASONS = {"max_hours": "the time limit was reached", "failures": "too many trials in a row failed alike"}
 _SWEEPS = (
     Column("name", folds=16),
     Column("id", short=short_ids),

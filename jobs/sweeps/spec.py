@@ -162,7 +162,6 @@ class SweepSpec(Part):
         """A job of a trial. Raises UserError. `seed`: added to `training.seed`."""
         given = self.given(settings)
         given["name"] = f"{self.name} {number}" + (f" seed {seed}" if seed else "")
-        _assign(given, "integrations.discord", False)  # the sweep has one message
         if self.metric is not None:
             _assign(given, "checkpoint.best", self.metric.value)
         if seed:

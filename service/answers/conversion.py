@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from jobs.estimate import left_s, present
-from jobs.events import Event
+from jobs.events import Event, level
 from jobs.metrics import MetricRow
 from jobs.record import JobRecord
 from jobs.redis.store import RawJob, StoredJob
@@ -18,7 +18,7 @@ from jobs.state import DAMAGED, Requested, Status
 from service.answers.events import EventEnvelope, model_of
 from service.answers.jobs import Hyperparameters, Job, JobGpu, JobList, Progress
 from service.answers.parts import Answer, Page
-from service.answers.wording import level, sentence
+from service.answers.wording import sentence
 
 PageType = TypeVar("PageType", bound=Page)
 
@@ -124,7 +124,7 @@ def event_answer(event: Event) -> EventEnvelope:
             "at": event.at,
             "attempt": event.attempt,
             "type": event.type,
-            "level": level(event),
+            "level": level(event.fact),
             "message": sentence(event),
             "data": {name: value for name, value in event.fact if name != "type"},
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Literal
 
 from prometheus_client import Counter
 
@@ -59,19 +58,6 @@ _LABELS = 5
 """Named."""
 _MANY = 0.03
 """Of all texts: so many that the tokenizer does not know in full are said."""
-_WARNINGS = (CheckpointRejected, DiskLow, OomRecovered, DeviceWaiting, JobRepaired, JobUnprepared)
-
-
-def level(event: Event) -> Literal["info", "warn", "error"]:
-    """OpenAI's three levels."""
-    fact = event.fact
-    if isinstance(fact, JobFailed) or (isinstance(fact, JobPaused) and fact.error is not None):
-        return "error"
-    if isinstance(fact, _WARNINGS) or (isinstance(fact, AttemptEnded) and fact.reason.severity != "info"):
-        return "warn"
-    if isinstance(fact, JobSucceeded) and fact.verdict is not None and fact.verdict.warns:
-        return "warn"
-    return "info"
 
 
 def sentence(event: Event) -> str:
@@ -180,7 +166,7 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
         case StepsCorrected(cut=True):
             return (
                 f"step {fact.step:,}: the run ends here, and not at step {fact.steps_before:,}: it has become slower, "
-                "and the hours of training.max_hours are over"
+                "and the time of training.max_hours is over"
             )
         case StepsCorrected():
             return (

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -19,14 +18,13 @@ from typing import Any
 from jobs.data_names import UPLOADED, dataset_file, is_dataset_name, uploaded_name
 from jobs.disk import rundir
 from jobs.disk.rundir import RunDir
-from jobs.errors import Conflict, Damaged, NotFound, UserError
+from jobs.errors import Conflict, UserError
 from jobs.process.secrets import where_secret
 from jobs.record import JobRecord
 from jobs.redis.new_jobs import make_id, make_job, submitted_of
 from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
 from jobs.spec import JobSpec, parse_spec
-from jobs.sweeps.directory import find as find_sweep
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _NO_NAME = re.compile(r"last|(job|sweep)-.{20,}", re.DOTALL)
@@ -50,19 +48,11 @@ class Submissions:
     def clone(self, source: RunDir, patch: object, *, key: str | None, dry_run: bool) -> tuple[RunDir, JobRecord]:
         """A new job with the specification of another, changed by a JSON merge patch (RFC 7396)."""
         try:
-            spec = parse_spec(merge_patch(self._alone(source), patch))
+            spec = parse_spec(merge_patch(source.spec_json(), patch))
         except RecursionError:
             raise UserError("the patch is nested too deeply: a specification has three levels") from None
         asked = {"clone": source.id, "body": patch, "dry_run": dry_run}
         return self._make(spec, asked=asked, key=key, dry_run=dry_run, cloned_from=source.id)
-
-    def _alone(self, source: RunDir) -> Any:
-        """The specification of a job; of a trial with `integrations.discord` as in the job of its sweep."""
-        given = source.spec_json()
-        with suppress(Damaged, NotFound):  # a damaged job can be cloned, too
-            if (sweep := source.record().sweep) is not None:
-                given = merge_patch(given, {"integrations": {"discord": find_sweep(self._runs, sweep).spec().discord}})
-        return given
 
     def _make(
         self, spec: JobSpec, *, asked: object, key: str | None, dry_run: bool, cloned_from: str | None = None
@@ -163,7 +153,7 @@ def check_name(name: str) -> None:
 def checked_key(key: str | None) -> None:
     """Raise UserError for an Idempotency-Key that is none."""
     if key is not None and not _KEY.fullmatch(key):
-        raise UserError("Idempotency-Key: 1 to 255 visible ASCII characters, please", param="Idempotency-Key")
+        raise UserError("Idempotency-Key: it is 1 to 255 visible ASCII characters", param="Idempotency-Key")
 
 
 def sha256(content: object) -> str:

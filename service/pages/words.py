@@ -128,7 +128,7 @@ def _waiting(job: answers.Job) -> str:
     if job.not_before and (wait := job.not_before - time.time()) > 0:
         return f"The next attempt begins in {duration(wait)}."
     place = "Next in the queue" if job.queue_position == 1 else f"Number {job.queue_position} in the queue"
-    starts = "" if job.estimated_start is None else f"; its turn comes in about {_in(job.estimated_start)}"
+    starts = "" if job.estimated_start is None else f"; it starts in about {_in(job.estimated_start)}"
     return f"{place if job.queue_position else 'Waiting'}{starts}."
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
 from pydantic import ValidationError
@@ -24,6 +25,11 @@ from tests.support.stack import ROOT
 )  # fmt: skip
 def test_what_an_exit_code_alone_means(code: int, reason: Reason | None) -> None:
     assert Reason.of_exit_code(code) is reason
+
+
+def test_an_exit_code_that_is_read_alone_means_what_all_reasons_with_it_have_in_common() -> None:
+    codes = Counter(reason.exit_code for reason in Reason if reason.exit_code > 1)
+    assert {code for code, count in codes.items() if count > 1} == {75, 76, 77}
 
 
 @pytest.mark.parametrize("reason", Reason)

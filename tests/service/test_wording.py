@@ -16,9 +16,10 @@ from jobs.events import (
     TaskStarted,
     TaskSubmitted,
     TaskWaiting,
+    level,
 )
 from jobs.reasons import Reason
-from service.answers.wording import level, sentence
+from service.answers.wording import sentence
 from tests.support.samples import prepared
 
 BARE = OomRecovered(step=1234, micro_batch_before=8, micro_batch_after=4, message="no", milliseconds_lost=812.5)
@@ -39,7 +40,7 @@ def test_memory_that_ran_out_is_told_with_cause_bucket_and_figures() -> None:
         "6.0 GiB held by other processes); the step was redone with the same micro-batches of 8 "
         "(input ≤ 256, target ≤ 512), at a cost of 0.8 s"
     )
-    assert level(Event(number=9, job="j", at=1.0, fact=BARE)) == "warn"
+    assert level(BARE) == "warn"
 
 
 def test_how_an_attempt_ended_is_said_once() -> None:

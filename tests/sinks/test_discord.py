@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -690,8 +690,11 @@ def test_pause_and_cancel_are_told_dry_runs_and_what_check_rejects_are_not(chann
     assert "`data.train`" in channel.messages[3].text
 
 
-def test_a_job_that_wants_no_discord_gets_none(channel: JobChannel, tmp_path: Path) -> None:
-    quiet = story.submit(tmp_path / "quiet", discord=False)
+@pytest.mark.parametrize("more", [{"discord": False}, {"sweep": "sweep-1"}])
+def test_a_job_that_wants_no_discord_gets_none_nor_does_a_trial(
+    channel: JobChannel, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    quiet = story.submit(tmp_path / "quiet", **more)
     story.start(quiet)
     story.succeed(quiet)
     assert channel.hears_to_the_end_of(quiet)

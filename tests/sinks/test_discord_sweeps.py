@@ -93,7 +93,7 @@ def test_a_sweep_is_one_message_from_its_start_to_its_end(discord: FakeDiscord, 
     assert end is not begun and "flags" not in end.payload, "a phone rings for the end"
     assert end.title == "tickets: sweep succeeded" and end.footer == "sweep-1 · event 8"
     assert end.payload["embeds"][0]["url"] == "https://longhaul.example/sweeps/sweep-1"
-    assert "All its trials were made." in end.text and "2 succeeded · 1 failed" in end.text
+    assert "All trials have ended." in end.text and "2 succeeded · 1 failed" in end.text
     assert fields(end.payload) == {
         "Best trial": "Validation loss 0.2500 (trial 1)",
         "Its settings": "```\ntraining.batch_size = 8\n```",

@@ -160,7 +160,7 @@ class Sink(Protocol):
     """Whether rows of metrics are wanted at all."""
 
     def accepts(self, submitted: JobSubmitted) -> bool:
-        """Whether the sink reports this job at all."""
+        """Whether the sink reports this job at all. Trials of sweeps (`submitted.sweep`) and dry runs are jobs, too."""
 
     def event(self, event: Event, job: SinkJob) -> Outcome:
         """Take one event. After `Later` it comes again; after a crash the last one may."""

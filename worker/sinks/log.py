@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import JsonValue
 
-from jobs.events import Event, JobPaused, JobSubmitted
+from jobs.events import Event, JobSubmitted, level
 from jobs.metrics import MetricRow
 from jobs.text.printable import one_line
 from worker.sinks.base import DONE, Outcome, SinkJob
@@ -15,6 +15,9 @@ from worker.sinks.base import DONE, Outcome, SinkJob
 LONGEST_TEXT = 500
 
 log = logging.getLogger("longhaul.events")
+
+
+_LEVELS = {"info": logging.INFO, "warn": logging.WARNING, "error": logging.ERROR}
 
 
 class LogSink:
@@ -29,10 +32,7 @@ class LogSink:
 
     def event(self, event: Event, job: SinkJob) -> Outcome:
         """One line."""
-        bad = event.type in ("job.failed", "oom.recovered", "disk.low")
-        bad = bad or (isinstance(event.fact, JobPaused) and event.fact.error is not None)
-        level = logging.WARNING if bad else logging.INFO
-        log.log(level, "%s", text(event), extra={"fields": fields(event)})
+        log.log(_LEVELS[level(event.fact)], "%s", text(event), extra={"fields": fields(event)})
         return DONE
 
     def metrics(self, rows: Sequence[MetricRow], job: SinkJob) -> Outcome:

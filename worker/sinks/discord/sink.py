@@ -126,8 +126,9 @@ class DiscordSink:
         return f"DiscordSink({self._webhook!r})"
 
     def accepts(self, submitted: JobSubmitted) -> bool:
-        """As the job says; whoever makes a dry run waits for its answer."""
-        return self._webhook is not None and submitted.discord and not submitted.dry_run
+        """As the job says. Who makes a dry run waits for its answer; trials are in the message of their sweep."""
+        told_elsewhere = submitted.dry_run or submitted.sweep is not None
+        return self._webhook is not None and submitted.discord and not told_elsewhere
 
     def event(self, event: Event, job: SinkJob) -> Outcome:
         """At most one call to Discord, but for an event that cannot be worded: that one is sent as it is."""

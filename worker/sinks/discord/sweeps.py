@@ -23,8 +23,8 @@ from worker.sinks.discord.webhook import Webhook
 from worker.sinks.wording import bar, code, sentence
 
 ENDINGS = {
-    "done": "All its trials were made.",
-    "max_hours": "Its hours are over.",
+    "done": "All trials have ended.",
+    "max_hours": "The time limit (`max_hours`) was reached.",
     "failures": "Too many trials in a row failed with the same cause.",
     "cancelled": "It was cancelled.",
 }

@@ -17,11 +17,12 @@ from typing import Any
 import requests
 
 from jobs.errors import UserError
+from jobs.version import VERSION
 from worker.sinks.base import Disabled, Later
 from worker.sinks.discord.gone import GoneFile
 from worker.sinks.discord.limits import Payload
 
-USER_AGENT = "DiscordBot (https://github.com/longhaul, 0.1) Longhaul"
+USER_AGENT = f"DiscordBot (longhaul, {VERSION}) Longhaul"
 TIMEOUT_S = (5.0, 10.0)
 """To connect; between two bytes of the answer."""
 FIRST_BACKOFF_S = 1.0
