@@ -26,7 +26,7 @@ ENGINES := skypilot==0.14.1
 ENGINES_VENV ?= .venv-engines
 OLDEST_VENV ?= .venv-oldest
 
-.PHONY: help setup demo test test-long test-oldest test-docker test-docker-core simulated-gpu test-simulated-gpu engines test-engines check openapi bench bench-smoke peers up logs down env box revoke-box lock
+.PHONY: help setup demo house test test-long test-oldest test-docker test-docker-core simulated-gpu test-simulated-gpu engines test-engines check openapi bench bench-smoke peers up logs down env box revoke-box lock
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -53,6 +53,9 @@ test: setup ## run the tests (MARKERS="gpu" or "docker" for the others, PYTEST_A
 
 test-long: setup ## run the tests that train whole jobs on several boxes, engines or ranks (minutes)
 	$(BIN)/python -m pytest -m "long and not gpu and not docker and not simulated_gpu" -n $(TEST_PROCESSES) $(PYTEST_ARGS)
+
+house: setup ## print how large the packages are, and what in them is long
+	$(BIN)/python -m tests.house
 
 # uv, for pip cannot be asked for the oldest. Tools of tests are as new as these releases let them be.
 $(OLDEST_VENV)/.setup-stamp: pyproject.toml
