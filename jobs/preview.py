@@ -77,8 +77,17 @@ class SourcePreview(Frozen):
     template gets no tools."""
     rows_with_layout: int = 0
     """Usable rows among those that *check* looked at whose target has line breaks, tabs or several spaces in a row."""
+    rows_with_line_breaks: int = 0
+    """Those of them with line breaks."""
+    rows_with_gaps: int = 0
+    """Those of them with tabs or several spaces in a row."""
     loses_layout: bool = False
-    """The tokenizer reads each of these as one space. False, too, as long as the tokenizer is not known."""
+    """The tokenizer reads tabs and several spaces in a row as one space. False, too, as long as the tokenizer is not
+    known."""
+    loses_line_breaks: bool = False
+    """It reads line breaks so."""
+    can_keep_line_breaks: bool = False
+    """`data.keep_line_breaks` would keep these."""
     companions: CompanionColumns = NO_COMPANIONS
     """Columns beside input and target that the rows are read by."""
     left_out: dict[str, int] = Field(default_factory=dict)
@@ -91,12 +100,17 @@ class SourcePreview(Frozen):
     @property
     def lost_layout(self) -> str | None:
         """For people, where the model cannot learn to write what the targets have."""
-        if not (self.loses_layout and self.rows_with_layout):
+        breaks, rows = "", self.rows_with_gaps
+        if self.loses_line_breaks:
+            breaks, rows = "line breaks, ", self.rows_with_layout
+        if not (self.loses_layout and rows):
             return None
+        advice = "to keep them, write them as a word in the rows, or train a causal model"
+        if self.can_keep_line_breaks and self.rows_with_line_breaks:
+            advice = "to keep the line breaks, add --set data.keep_line_breaks=true"
         return (
-            f"the targets of {self.rows_with_layout:,} of the first rows have line breaks, tabs or several spaces in a "
-            "row: the tokenizer reads them as one space, and the model will write no others; to keep them, write them "
-            "as a word in the rows, or train a causal model"
+            f"the targets of {rows:,} of the first rows have {breaks}tabs or several spaces in a row: the tokenizer "
+            f"reads them as one space, and the model will write no others; {advice}"
         )
 
     @property

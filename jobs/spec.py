@@ -316,6 +316,9 @@ class DataSpec(Part):
     normalize: bool = True
     """Compose letters and their accents into one character (NFC), whatever the tokenizer, and rewrite characters that
     it does not know (½ becomes 1/2); both are counted. A tokenizer that falls back to bytes knows every character."""
+    keep_line_breaks: bool = False
+    """Task `seq2seq`, method `full`: a tokenizer that reads line breaks as spaces, as T5's, gets a token for them, in a
+    row of the model's embedding that no other token has. Other tokenizers stay as they are."""
 
     @property
     def sources(self) -> list[WeightedSource]:
@@ -635,9 +638,24 @@ class JobSpec(Part):
         fields = type(self).model_fields
         named = [name for name in _OF_TRAINING if getattr(self, name) != fields[name].default]
         named += ["data.validation"] if self.data.validation != 0.0 else []
+        named += ["data.keep_line_breaks"] if self.data.keep_line_breaks else []
         if named:
             raise ValueError(f"a job of kind evaluate trains nothing and holds nothing out: leave {named[0]} out")
         return self
+
+    @model_validator(mode="after")
+    def _line_breaks_to_learn(self) -> JobSpec:
+        if self.data.keep_line_breaks and not isinstance(self.method, FullMethod):
+            raise ValueError(
+                "`data.keep_line_breaks` adds a token, which adapters alone do not learn: leave it out, or set "
+                "`method: full`"
+            )
+        return self
+
+    @property
+    def learns_new_tokens(self) -> bool:
+        """Whether a token that is added to the tokenizer would be learned."""
+        return self.kind == "train" and isinstance(self.method, FullMethod) and self.resume_from is None
 
     @model_validator(mode="after")
     def _what_several_gpus_need(self) -> JobSpec:

@@ -281,6 +281,21 @@ def test_metrics_of_texts_need_texts() -> None:
     assert parse_spec(LEAST | {"evaluation": {"metrics": ["loss"]}}).evaluation.scored_rows == 0
 
 
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"method": "lora"}, "adds a token, which adapters alone do not learn: leave it out, or set `method: full`"),
+        ({"kind": "evaluate"}, "trains nothing and holds nothing out: leave data.keep_line_breaks out"),
+    ],
+)
+def test_a_token_for_line_breaks_needs_training(parts: dict[str, Any], said: str) -> None:
+    data = {"train": "rows.jsonl", "keep_line_breaks": True}
+    with pytest.raises(UserError, match=re.escape(said)):
+        parse_spec({"data": data} | parts)
+    assert parse_spec({"data": data}).learns_new_tokens
+    assert not parse_spec({"data": {"train": "rows.jsonl"}} | parts).learns_new_tokens
+
+
 def test_a_dotted_key_is_shown_as_objects() -> None:
     with pytest.raises(UserError) as caught:
         parse_spec({**LEAST, "training.epochs": 3})

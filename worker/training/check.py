@@ -206,12 +206,15 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         described = source.model_dump(include={"name", "weight", "reading", "read_as", "input", "target", "companions"})
         described |= {"unread": each.unread, "duplicates": each.rows.duplicates}
         described["left_out"] = {why: count for why, count in each.rows.invalid.items() if why.startswith(LEFT_OUT)}
-        shown = preview_rows(each.rows.shown, each.templates, spec.data, task, tokenizer, embeddings)
+        learns = spec.learns_new_tokens and task.targets_apart
+        shown = preview_rows(
+            each.rows.shown, each.templates, spec.data, task, tokenizer, embeddings, learns_new_tokens=learns
+        )
         if not shown.rows and shown.rejected:
             raise rejected_by_tokenizer(shown.rejected, each.head)
         with_tools = each.rows.noticed[UNUSED_TOOLS]
         if not task.has_labels:
-            described |= {"rows_with_layout": each.rows.with_layout, "loses_layout": shown.loses_layout}
+            described |= each.rows.layout | shown.layout
         previews.append(SourcePreview(**described, rows=shown.rows, rows_with_tools=with_tools))
         unshown += shown.rejected
     run.write_preview(

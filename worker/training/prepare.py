@@ -173,12 +173,14 @@ def preview_tokens(
     preview = run.preview()
     layout = task.layout(task.builtin.config)
     embeddings = layout.shapes[layout.embedding][0]
+    learns = spec.learns_new_tokens and task.targets_apart
     sources = []
     for shown, (source, templates) in zip(preview.sources, train, strict=True):
         head = Head(source.name, source.param, source.format, source.files, source.name)
         chosen = inspect_rows(head, spec.data, templates, task).shown
-        found = preview_rows(chosen, templates, spec.data, task, model, embeddings)
-        sources.append(shown.model_copy(update={"rows": found.rows, "loses_layout": found.loses_layout}))
+        # For a further token, the tokenizer would be made with one less.
+        found = preview_rows(chosen, templates, spec.data, task, model, embeddings + 1, learns_new_tokens=learns)
+        sources.append(shown.model_copy(update={"rows": found.rows, **found.layout}))
     run.write_preview(preview.model_copy(update={"sources": sources}))
 
 

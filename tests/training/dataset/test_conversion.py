@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from jobs.errors import Rejected
 from worker.training.dataset import conversion
-from worker.training.dataset.conversion import PROBES, check_converted, converted, write_converted
+from worker.training.dataset.conversion import PROBES, check_converted, converted, write_general
 from worker.training.dataset.tokens import TokenizerState
 
 WORDS = ["knead", "the", "dough,", "bake", "it", "until", "golden;", "let", "cool", "on", "a", "rack", "with", "crème"]
@@ -88,7 +88,7 @@ def test_tokens_are_those_of_sentencepiece(
     check_converted(folder, ROWS)
     target = tmp_path / "target"
     target.mkdir()
-    write_converted(folder, target)
+    write_general(converted(folder), target)
     (target / "config.json").write_text(json.dumps({"model_type": kind}))
     opened: Any = AutoTokenizer.from_pretrained(target)
     slow: Any = SentencePieceProcessor(model_file=str(folder / file))
@@ -147,7 +147,7 @@ def test_tokens_are_those_of_a_vocabulary(
     check_converted(folder, ROWS)
     target = tmp_path / "target"
     target.mkdir()
-    write_converted(folder, target)
+    write_general(converted(folder), target)
     (target / "config.json").write_text(json.dumps({"model_type": kind}))
     opened: Any = AutoTokenizer.from_pretrained(target)
     ids = opened(text)["input_ids"]
@@ -193,7 +193,7 @@ UNREADABLE: dict[str, tuple[str, dict[str, Any], str, str]] = {
 
 @pytest.mark.parametrize(("kind", "files", "message", "hint"), UNREADABLE.values(), ids=UNREADABLE)
 @pytest.mark.parametrize(
-    "read", [TokenizerState.read, lambda folder: write_converted(folder, folder)], ids=["", "store"]
+    "read", [TokenizerState.read, lambda folder: write_general(converted(folder), folder)], ids=["", "store"]
 )
 def test_what_cannot_be_converted_is_refused(
     tmp_path: Path, kind: str, files: dict[str, Any], message: str, hint: str, read: Callable[[Path], object]
@@ -211,5 +211,5 @@ def test_a_conversion_is_made_once(tmp_path: Path, pieces: Callable[..., bytes])
     (folder / "tokenizer_config.json").write_text(json.dumps({"extra_ids": 0}))
     assert len(converted(folder)) == len(first) - 100
     assert conversion.needs_conversion(folder)
-    write_converted(folder, folder)
+    write_general(converted(folder), folder)
     assert not conversion.needs_conversion(folder)

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from jobs.errors import BadData
+from jobs.errors import BadData, Rejected
 from longhaul.preview import print_preview
-from tests.training.workplace import Workplace, write_table
+from tests.training.workplace import Workplace, texts_of, write_table
 from tests.training.workplace import of_rows as of_rows
 from worker.training.rows.text import UNUSED_TOOLS
 from worker.training.tasks.causal import builtin
@@ -123,11 +123,16 @@ def test_a_column_of_tools_is_said_to_be_unused(name: str, model: str, workplace
     assert workplace.prepare_only(run)["data"]["noticed"][UNUSED_TOOLS] == 40
 
 
-@pytest.mark.parametrize("model", ["builtin:qwen-tiny", "builtin:t5-tiny", "./t5"])
+@pytest.mark.parametrize("model", ["builtin:qwen-tiny", "builtin:t5-tiny", "./t5", "./t5-without-room"])
 def test_line_breaks_that_the_tokenizer_cannot_write_are_named(model: str, workplace: Workplace) -> None:
-    if model == "./t5":  # of a folder the tokenizer is known to check
-        (workplace.data / "t5").mkdir()
-        t5_builtin.build(workplace.data / "t5", ["step 1", "bake it"], seed=0)
+    if model.startswith("./"):  # of a folder the tokenizer is known to check
+        folder = workplace.data / model
+        folder.mkdir()
+        t5_builtin.build(folder, ["step 1", "bake it"], seed=0)
+        if model == "./t5-without-room":
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            tokenizer.add_tokens([f"<{number}>" for number in range(t5_builtin.VOCABULARY - len(tokenizer))])
+            tokenizer.save_pretrained(folder)
     between = ("\n", " ", "\t", "  ", " ")
     rows = [{"input": f"bread {n}", "target": f"knead {n}{between[n % 5]}bake it"} for n in range(50)]
     workplace.rows("rows.jsonl", [*rows, {"input": "and\nnow", "target": " bread\n"}])
@@ -137,8 +142,23 @@ def test_line_breaks_that_the_tokenizer_cannot_write_are_named(model: str, workp
     workplace.prepare_only(run)
     said.append(run.preview().sources[0].lost_layout)
     lost = "the targets of 30 of the first rows have line breaks, tabs or several spaces in a row"
-    known = {"builtin:qwen-tiny": (False, False), "builtin:t5-tiny": (False, True), "./t5": (True, True)}[model]
+    known = {"builtin:qwen-tiny": (False, False), "builtin:t5-tiny": (False, True)}.get(model, (True, True))
     assert tuple((each or "").startswith(lost) for each in said) == known
+    hint = "to keep the line breaks, add --set data.keep_line_breaks=true"
+    keepable = model in ("builtin:t5-tiny", "./t5")
+    assert (said[-1] or "").endswith(hint) is keepable
+    keeping = workplace.job(model=model, data={"keep_line_breaks": True})
+    if model == "./t5-without-room":
+        with pytest.raises(Rejected, match="2,048 embeddings, and no row free for another token") as caught:
+            workplace.check(keeping)
+        assert (caught.value.detail_code, caught.value.param) == ("line_breaks_lost", "data.keep_line_breaks")
+    else:
+        workplace.prepare(keeping)
+        now = keeping.preview().sources[0].lost_layout
+        assert any("\nbake" in text for row in texts_of(keeping) for text in row), "the hint works"
+        assert (now or "").startswith("the targets of 20 of the first rows have tabs or several spaces") is keepable
+        assert hint not in (now or "")
+        assert (keeping.plan().data.prepared != run.plan().data.prepared) is keepable
     console = Console(file=io.StringIO(), width=300)
     print_preview(run.preview(), console)
     assert (lost in console.file.getvalue()) is known[1]  # type: ignore[attr-defined]

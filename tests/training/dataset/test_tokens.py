@@ -42,6 +42,19 @@ def test_characters_that_tokens_write_as_others_are_lost(learned: TokenizerState
     assert Encoder(learned).keeps(" plain words, as ever\n")
 
 
+@pytest.mark.parametrize("text", ["a\nb", "\n\nstep 1.\n\n\nstep 2.", "a\r\nb", "a \nb", "a\n  b", "a\tb", "a\nb  c"])
+def test_line_breaks_are_kept_by_a_token_of_their_own(learned: TokenizerState, text: str) -> None:
+    keeping = learned.keeping_line_breaks()
+    assert (keeping.size, learned.new_token, keeping.new_token) == (learned.size + 1, False, True)
+    assert keeping.keeping_line_breaks() is keeping, "it has one"
+    assert keeping.layout(9999) == {"loses_layout": True, "loses_line_breaks": False, "can_keep_line_breaks": False}
+    encoder, fast = Encoder(keeping), keeping.open()
+    ids = fast.encode(text, add_special_tokens=False).ids
+    lines = [" ".join(line.split()) for line in text.split("\n")]
+    assert ids.count(learned.size) == text.count("\n") and fast.decode(ids) == "\n".join(lines)
+    assert encoder.keeps(text) is (text.replace("\r", "") == "\n".join(lines))
+
+
 def test_a_model_that_writes_no_line_break_does_not_match_a_target_with_one(learned: TokenizerState) -> None:
     rows = [Texts(input="rice", target=target) for target in ("Boil the rice.", RECIPE)]
     encoded = PairEncoder(learned, {"input": 64, "target": 64}).encode(rows)

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
 from tests.training.workplace import EXAMPLES, SHARED_DATA
 from worker.training.dataset import words
+from worker.training.dataset.conversion import add_line_break
 from worker.training.dataset.words import WordTokens
 from worker.training.tasks.seq2seq.builtin import learn_tokenizer
 
@@ -47,8 +48,14 @@ def learned() -> Tokenizer:
     return learn_tokenizer(recipe_texts()).backend_tokenizer
 
 
-def test_the_built_in_tokenizer(learned: Tokenizer) -> None:
-    assert differences(learned, ODD + recipe_texts()) == []
+@pytest.mark.parametrize("line_breaks", [False, True])
+def test_the_built_in_tokenizer(learned: Tokenizer, line_breaks: bool) -> None:
+    tokenizer = Tokenizer.from_str(learned.to_str())
+    if line_breaks:
+        add_line_break(tokenizer)
+    recipes = recipe_texts()
+    lines = ["\n".join(recipes[at : at + 5]) for at in range(0, 100, 5)]
+    assert differences(tokenizer, [*ODD, "one </s>\n\n two\n", *lines, *recipes]) == []
 
 
 def test_when_memory_is_full_it_begins_anew(learned: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

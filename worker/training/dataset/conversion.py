@@ -4,6 +4,8 @@ transformers makes a fast tokenizer of the vocabulary, as its class for the fami
 out how sentencepiece normalizes a text (release 5.23: DeBERTa, mBART, Pegasus), without a word. So its tokens are
 compared with those of the slow tokenizer: sentencepiece itself, WordPiece or byte-level BPE in plain Python. Where they
 differ, the normalization that the file describes is tried; where they still differ, the tokenizer is refused.
+
+And tokenizers that read a line break as a space, where the job wants it kept: they get one more token.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from worker.training.dataset.slow_tokenizers import (
 )
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 GENERAL_CLASS = "PreTrainedTokenizerFast"
@@ -63,9 +66,9 @@ def converted(folder: Path) -> PreTrainedTokenizerFast:
     return _both(folder)[0]
 
 
-def write_converted(folder: Path, target: Path) -> None:
-    """Write it into another folder, where `from_pretrained` opens it without any conversion. Raises as `converted`."""
-    converted(folder).save_pretrained(str(target))
+def write_general(tokenizer: PreTrainedTokenizerFast, target: Path) -> None:
+    """Write one that `converted` or `general` has made into a folder, where `from_pretrained` opens it as it is."""
+    tokenizer.save_pretrained(str(target))
     config = target / TOKENIZER_CONFIG
     # As save_pretrained names it, older releases of transformers know no such class.
     content = json.loads(config.read_bytes()) | {"tokenizer_class": GENERAL_CLASS}
@@ -109,14 +112,14 @@ def _make(folder: Path) -> tuple[PreTrainedTokenizerFast, Slow]:
     for change in (None, *_normalizations(folder, found)):
         backend.normalizer, backend.pre_tokenizer, backend.decoder = change or made
         if _difference(found, slow, PROBES) is None:
-            return _general(found), slow
+            return general(found), slow
     backend.normalizer, backend.pre_tokenizer, backend.decoder = made
     _refuse_difference(found, slow, PROBES, folder)
     raise AssertionError("they differ")
 
 
-def _general(found: Any) -> PreTrainedTokenizerFast:
-    """The same tokenizer, in the class that takes it as it is."""
+def general(found: Any) -> PreTrainedTokenizerFast:
+    """A copy of the tokenizer, in the class that takes it as it is."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
@@ -128,6 +131,54 @@ def _general(found: Any) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=found.clean_up_tokenization_spaces,
         chat_template=found.chat_template,
         **found.special_tokens_map,
+    )
+
+
+# -- line breaks -----------------------------------------------------------------------------------------------------
+
+LINE_BREAK = "\n"
+
+
+def reads_as_space(tokenizer: Tokenizer, *between: str) -> bool:
+    """Whether each of these is one space to it."""
+    plain, *others = (tokenizer.encode(f"one{each}two").ids for each in (" ", *between))
+    return all(other == plain for other in others)
+
+
+def add_line_break(tokenizer: Tokenizer) -> None:
+    """Give it one more token, for the line break. Raises Rejected (`line_breaks_lost`) where it then does not write
+    each line of a text as it would write that line alone."""
+    from tokenizers import AddedToken, decoders
+
+    def spelled(text: str) -> str:
+        return str(tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids))
+
+    tokenizer.add_tokens([AddedToken(LINE_BREAK, normalized=False)])
+    # To these tokenizers the first word of a line, too, begins with a space.
+    steps = [*filter(None, [tokenizer.decoder]), decoders.Fuse(), decoders.Replace(f"{LINE_BREAK} ", LINE_BREAK)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    lines = ("one two", "", "three")
+    if spelled(LINE_BREAK.join(lines)) != LINE_BREAK.join(map(spelled, lines)):
+        raise lost_line_breaks("with a token for the line break, the model's tokenizer writes other texts than it read")
+
+
+def with_line_breaks(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast | None:
+    """The same with a token for the line break; None: it tells line breaks from spaces as it is. Raises Rejected
+    (`line_breaks_lost`)."""
+    if not reads_as_space(tokenizer.backend_tokenizer, LINE_BREAK):
+        return None
+    changed = general(tokenizer)
+    add_line_break(changed.backend_tokenizer)
+    return changed
+
+
+def lost_line_breaks(why: str) -> Rejected:
+    """The error where line breaks cannot be kept."""
+    return Rejected(
+        f"data.keep_line_breaks: {why}",
+        code="line_breaks_lost",
+        param="data.keep_line_breaks",
+        hint="leave it out; line breaks stay if you write them as a word in the rows, or train a causal model",
     )
 
 

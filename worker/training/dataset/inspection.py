@@ -44,7 +44,7 @@ _MOST_OFFERED, _ROWS_OF_EACH, _LONGEST_OFFERED = 100, 10, 50
 _OFFERED_BY, _MOSTLY = 2000, 0.9
 """Rows looked at for it, and the share of them that has a label."""
 _PLAIN_NAME = re.compile(r"\w[\w .-]{0,99}")
-_LAYOUT = re.compile(r"[\n\t]|  ")
+_GAPS = re.compile(r"\t|  ")
 _PATH = re.compile(r"\w[\w .\[\]-]{0,99}")
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 _SPACES = 5
@@ -72,8 +72,8 @@ class Inspected:
     """Of every usable row, as a split takes them; None: not all rows were looked at."""
     noticed: Counter[str]
     """Usable rows with something odd that is left as it is."""
-    with_layout: int
-    """Usable rows whose target has white space that is not one space."""
+    layout: dict[str, int]
+    """Usable rows whose target has white space that is not one space, by the fields of `SourcePreview`."""
     shown: Candidates
     """For the preview."""
     labels: Counter[str]
@@ -96,12 +96,14 @@ def inspect_rows(head: Head, data: DataSpec, templates: Templates, task: RowTask
     targets: Counter[str] = Counter()
     shown = Candidates()
     first: list[str] = []
-    with_layout = 0
+    layout = dict.fromkeys(("rows_with_layout", "rows_with_line_breaks", "rows_with_gaps"), 0)
     for row, texts in row_filter.good_rows():
         characters.append(texts.characters)
         keys.append(texts.split_key)
         labels.update(task.labels_of(texts))
-        with_layout += _LAYOUT.search(texts.target.strip()) is not None
+        breaks, gaps = "\n" in (target := texts.target.strip()), _GAPS.search(target) is not None
+        for name, has in zip(layout, (breaks or gaps, breaks, gaps), strict=True):
+            layout[name] += has
         targets[texts.target if texts.input else ""] += 1
         if len(characters) <= _COMPARED:
             first += texts.all
@@ -126,7 +128,7 @@ def inspect_rows(head: Head, data: DataSpec, templates: Templates, task: RowTask
         characters,
         split_keys,
         counts.noticed,
-        with_layout,
+        layout,
         shown,
         labels,
         first,

@@ -56,8 +56,8 @@ class Previews(NamedTuple):
     rows: list[RowPreview]
     rejected: Counter[str]
     """Rows by reason."""
-    loses_layout: bool
-    """The tokenizer, if it is known, reads line breaks, tabs and runs of spaces as one space."""
+    layout: dict[str, bool]
+    """What the tokenizer, if it is known, makes of white space, by the fields of `SourcePreview`."""
 
 
 def preview_rows(
@@ -67,12 +67,14 @@ def preview_rows(
     task: RowTask,
     tokenizer: Path | None,
     embeddings: int,
+    *,
+    learns_new_tokens: bool,
 ) -> Previews:
     """The first two rows and the longest of the others; a row that the tokenizer rejects gives way to the next.
 
     Where it rejects all of these, the last row.
 
-    `tokenizer`: the folder of the model; None: it has no tokenizer yet.
+    `tokenizer`: the folder of the model; None: it has no tokenizer yet. `learns_new_tokens`: one can be added to it.
 
     Raises Rejected as `RowTask.tried`.
     """
@@ -102,7 +104,8 @@ def preview_rows(
                 rejected[str(defect)] += 1
 
     shown = [*islice(previews(candidates.first), _FIRST), *islice(previews(candidates.longest), 1)]
-    return Previews(shown or list(previews(candidates.last)), rejected, state is not None and state.loses_layout)
+    layout = {} if state is None else state.layout(embeddings if learns_new_tokens else 0)
+    return Previews(shown or list(previews(candidates.last)), rejected, layout)
 
 
 def plain_preview(number: int, texts: Texts, rewritten: Mapping[str, int]) -> RowPreview:

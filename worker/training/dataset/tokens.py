@@ -15,7 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from jobs.errors import Rejected
-from worker.training.dataset.conversion import converted, needs_conversion
+from worker.training.dataset.conversion import (
+    LINE_BREAK,
+    add_line_break,
+    converted,
+    lost_line_breaks,
+    needs_conversion,
+    reads_as_space,
+)
 from worker.training.dataset.data import Int32, Int64, Tokens, token_dtype
 from worker.training.dataset.words import WordTokens
 from worker.training.rows import characters
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
+_RUN = re.compile(" [ \n]|\n ")
 CHARACTERS_PER_TOKEN = 4.0
 """T5's tokenizer on English recipes: 3.9 in inputs, 4.1 in targets (10,000 rows)."""
 
@@ -52,6 +60,8 @@ class TokenizerState:
     """Tokens that it puts after every text; end-of-sequence in any case."""
     by_words: bool = False
     """Whether tokenizing each word once gives the same."""
+    new_token: bool = False
+    """Whether one of its tokens is not in the model folder: that for the line break."""
 
     @classmethod
     def read(cls, folder: Path) -> TokenizerState:
@@ -69,6 +79,15 @@ class TokenizerState:
         fast.no_padding()
         ids = (tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id)
         return cls(fast.to_str(), *ids, len(tokenizer))
+
+    def keeping_line_breaks(self) -> TokenizerState:
+        """The same with a token for the line break, if it reads line breaks as spaces. Raises Rejected
+        (`line_breaks_lost`)."""
+        tokenizer = self.open()
+        if not reads_as_space(tokenizer, LINE_BREAK):
+            return self
+        add_line_break(tokenizer)
+        return replace(self, content=tokenizer.to_str(), size=tokenizer.get_vocab_size(), new_token=True)
 
     def tried(self, texts: Sequence[str]) -> TokenizerState:
         """The same as `as_it_is`, with end-of-sequence behind every text in any case."""
@@ -102,7 +121,10 @@ class TokenizerState:
         return replace(self, leading=leading, trailing=trailing, by_words=words is not None)
 
     def check_vocabulary(self, embeddings: int) -> None:
-        """Raise Rejected (`tokenizer_unusable`) if there are tokens that the model has no embedding for."""
+        """Raise Rejected (`tokenizer_unusable`, `line_breaks_lost`) if there are tokens that the model has no embedding
+        for."""
+        if self.new_token and self.size > embeddings:
+            raise lost_line_breaks(f"the model has {embeddings:,} embeddings, and no row free for another token")
         if self.size > embeddings:
             raise Rejected(
                 f"model: its tokenizer has {self.size:,} tokens, and the model has embeddings for {embeddings:,}",
@@ -129,12 +151,16 @@ class TokenizerState:
 
         return Tokenizer.from_str(self.content)
 
-    @property
-    def loses_layout(self) -> bool:
-        """Whether line breaks, tabs and runs of spaces are one space to it, as to that of T5."""
+    def layout(self, embeddings: int) -> dict[str, bool]:
+        """What it makes of white space, for a model with so many embeddings, by the fields of `SourcePreview`."""
         tokenizer = self.open()
-        plain, *others = (tokenizer.encode(f"one{between}two").ids for between in (" ", "\n", "\t", "  "))
-        return all(other == plain for other in others)
+        breaks = reads_as_space(tokenizer, LINE_BREAK)
+        found = {"loses_layout": reads_as_space(tokenizer, "\t", "  "), "loses_line_breaks": breaks}
+        try:
+            keepable = breaks and self.size < embeddings and self.keeping_line_breaks().new_token
+        except Rejected:
+            keepable = False
+        return found | {"can_keep_line_breaks": keepable}
 
     def rewrites(self) -> dict[str, str]:
         """Characters that this tokenizer cannot represent, and what to write instead."""
@@ -211,7 +237,9 @@ class Encoder:
         self._kept: set[str] = set()
         self._lost: set[str] = set()
         """Characters, as far as `keeps` has met them."""
-        self._spells_words, self._spells_runs = self._spells("a a"), self._spells("a  a")
+        self._spells_words = self._spells("a a")
+        self._spells_runs = self._spells("a  a") and self._spells("a \n a")
+        self._line_breaks_alike = self._spelled("a\r\na") == "a\na"
 
     def encode(self, texts: Sequence[str], limit: int) -> EncodedTexts:
         """At most `limit` tokens of each text, with what stands before and behind it, for which there is room."""
@@ -259,11 +287,13 @@ class Encoder:
         if not self._spells_words:
             return True
         text = text.strip()
+        if self._line_breaks_alike:
+            text = text.replace("\r\n", LINE_BREAK)
         if self._beyond_ascii.search(text):
             self._look_at(set(text))
             if not self._lost.isdisjoint(text):
                 return False
-        return "  " not in text or self._spells_runs
+        return self._spells_runs or not _RUN.search(text)
 
     @functools.cached_property
     def _beyond_ascii(self) -> re.Pattern[str]:
@@ -278,7 +308,10 @@ class Encoder:
         self._lost |= new - kept
 
     def _spells(self, text: str) -> bool:
-        return bool(self._fast.decode(self._fast.encode(text, add_special_tokens=False).ids) == text)
+        return self._spelled(text) == text
+
+    def _spelled(self, text: str) -> str:
+        return str(self._fast.decode(self._fast.encode(text, add_special_tokens=False).ids))
 
     def _pieces(self, texts: Sequence[str]) -> list[bytes]:
         if self._words is not None:

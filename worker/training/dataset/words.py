@@ -42,6 +42,9 @@ class WordTokens(dict[str, bytes]):
         self._normalizer, self._splitter, self._model = tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.model
         self._model._resize_cache(0)  # it would remember words too, by count: 10,000 of 250 digits are 140 MB
         self._ascii_is_normal = ascii_is_normal
+        line_break = tokenizer.token_to_id("\n") if "\n" in special else None
+        self._line_break = None if line_break is None else self._bytes([line_break])
+        special = [content for content in special if content != "\n"]
         # Tokens that are cut out of a text before its words are; and what only Python takes for white space.
         self._apart = re.compile("|".join([*map(re.escape, special), *_NOT_SPACES]))
         self._signs = {*_NOT_SPACES, *(content[0] for content in special)}
@@ -69,6 +72,8 @@ class WordTokens(dict[str, bytes]):
         """The tokens of a text, without end-of-sequence."""
         if any(sign in text for sign in self._signs) and self._apart.search(text):
             return self._bytes(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        if self._line_break is not None and "\n" in text:
+            return self._line_break.join(map(self.tokens, text.split("\n")))
         if self._normalizer is not None and not (self._ascii_is_normal and text.isascii() and text.isprintable()):
             text = self._normalizer.normalize_str(text)
         return b"".join(map(self.__getitem__, text.split()))

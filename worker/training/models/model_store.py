@@ -27,7 +27,8 @@ from jobs.errors import BadData, Rejected
 from jobs.export import ExportFormat
 from jobs.memory_plan import DType
 from jobs.plan import ModelPlan
-from worker.training.dataset.conversion import needs_conversion, write_converted
+from worker.training.dataset.conversion import converted, needs_conversion, with_line_breaks, write_general
+from worker.training.dataset.tokens import open_tokenizer
 from worker.training.journal import Journal
 from worker.training.models import hub
 from worker.training.models.headers import Stored, damaged
@@ -141,7 +142,8 @@ def convert(
     """Write the model in `source` in that type into the empty folder `target`: one file of weights, whatever it was.
 
     `config.json` becomes what the task makes of it, and gets the dtype, and in `tie_word_embeddings` the truth about
-    the head. A tokenizer without tokenizer.json gets one. Tensors that the task adds begin at random values, by `seed`.
+    the head. A tokenizer without tokenizer.json gets one; where the task keeps line breaks, it
+    gets a token for them. Tensors that the task adds begin at random values, by `seed`.
 
     Raises Rejected where weights are NaN or infinite (`weights_not_finite`), or float16 cannot hold them
     (`weights_overflow`).
@@ -154,8 +156,11 @@ def convert(
     config |= {"dtype": dtype, "tie_word_embeddings": layout.tied}
     new = task.initialized(config, layout.shapes.keys() - tensors.keys() - set(layout.optional), seed)
     require_room(target, sum(_bytes(stored) for stored in tensors.values()), f"{name} (copy in {dtype})")
-    if needs_conversion(source):
-        write_converted(source, target)
+    tokenizer = with_line_breaks(open_tokenizer(source)) if task.keeps_line_breaks else None
+    if tokenizer is None and needs_conversion(source):
+        tokenizer = converted(source)
+    if tokenizer is not None:
+        write_general(tokenizer, target)
         kept = [GENERATION_CONFIG]
     else:
         kept = [small for small in SMALL if small != CONFIG]

@@ -246,6 +246,10 @@ class Task(RowTask, Protocol):
     def adapted(self, config: Config) -> Config:
         """The config.json of the model that is trained, given that of the model that the job names."""
 
+    @property
+    def keeps_line_breaks(self) -> bool:
+        """Whether a tokenizer that reads line breaks as spaces gets a token for them."""
+
     def model_facts(self, seed: int) -> Sequence[object]:
         """What else than files decides the model that is trained; JSON."""
 

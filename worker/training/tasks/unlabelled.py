@@ -32,6 +32,7 @@ class Unlabelled:
     labels: ClassVar[tuple[LabelPlan, ...]] = ()
     reads_labels: ClassVar[bool] = False
     labels_noticed: ClassVar[tuple[str, ...]] = ()
+    keeps_line_breaks: bool = False
     metrics: ClassVar[tuple[EvaluationMetric, ...]] = metrics_of("seq2seq")
 
     def target_template(self, text: str, companions: CompanionColumns) -> Template:

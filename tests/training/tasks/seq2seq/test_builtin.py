@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Tokenizer
 
-from tests.training.workplace import EXAMPLES
+from jobs.events import EvaluationFinished
+from tests.training.attempts import attempt, facts
+from tests.training.workplace import EXAMPLES, Workplace
+from tests.training.workplace import of_rows as of_rows
 from worker.training.rows.characters import Rewriter
 from worker.training.rows.text import RowReader, template
 from worker.training.tasks.columns import RECIPE_INPUT, RECIPE_TARGET
@@ -53,6 +56,29 @@ def test_the_tokenizer_opens_and_gives_texts_back(texts: list[str], folder: Path
         assert ids[-1] == 1
         assert 2 not in ids
         assert tokenizer.decode(ids, skip_special_tokens=True) == " ".join(text.split())
+
+
+def test_a_model_learns_line_breaks_and_is_delivered_with_a_token_for_them(workplace: Workplace) -> None:
+    folder, said = workplace.data / "t5", "knead it\nbake it"
+    folder.mkdir()
+    builtin.build(folder, ["knead it, bake it", "bread"], seed=0)
+    vocabulary = json.loads((folder / "tokenizer.json").read_bytes())["model"]["vocab"]
+    T5Tokenizer(vocab=list(map(tuple, vocabulary)), extra_ids=0).save_pretrained(folder)  # as that of FLAN-T5
+    workplace.rows("rows.jsonl", [{"input": f"{number} bread", "target": said} for number in range(40)])
+    run = workplace.job(
+        model="./t5",
+        data={"validation": 0.2, "keep_line_breaks": True},
+        training={"epochs": 6, "batch_size": 8, "learning_rate": 0.01, "dropout": 0.0},
+        evaluation={"every_steps": 100},
+    )
+    workplace.prepare(run)
+    assert attempt(run) == 0
+    last = facts(run, EvaluationFinished)[-1]
+    assert (last.samples[0].target, last.samples[0].generated, last.metrics["exact_match"]) == (said, said, 1.0)
+    tokenizer, model = AutoTokenizer.from_pretrained(run.model), AutoModelForSeq2SeqLM.from_pretrained(run.model)
+    assert tokenizer.decode(tokenizer(f"{said}\n").input_ids, skip_special_tokens=True) == f"{said}\n"
+    written = model.generate(**tokenizer("1 bread", return_tensors="pt"))[0]
+    assert tokenizer.decode(written, skip_special_tokens=True) == said
 
 
 def test_a_tokenizer_is_learnt_from_very_little_text() -> None:

@@ -76,6 +76,7 @@ class Classification:
     limit_keys: ClassVar[tuple[str, ...]] = ("data.max_input_tokens",)
     unit: ClassVar[str] = "row"
     has_labels: ClassVar[bool] = True
+    keeps_line_breaks: ClassVar[bool] = False
     models: ClassVar[str] = "BERT, RoBERTa, DeBERTa, ModernBERT, DistilBERT and other encoders"
 
     @classmethod

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worker.training.dataset.conversion import add_line_break
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
@@ -48,17 +50,22 @@ _HEAD_STD = 0.02
 """Of an untied head. With T5's own 1.0 the first loss is 170; with this it is ln(vocabulary)."""
 
 
-def build(folder: Path, texts: Iterable[str], seed: int) -> None:
-    """Write tokenizer, config and weights into `folder`, which exists and is empty."""
-    learn_tokenizer(texts).save_pretrained(str(folder))
+def build(folder: Path, texts: Iterable[str], seed: int, *, line_breaks: bool = False) -> None:
+    """Write tokenizer, config and weights into `folder`, which exists and is empty. `line_breaks`: one of its tokens is
+    the line break."""
+    tokenizer = learn_tokenizer(texts, VOCABULARY - line_breaks)
+    if line_breaks:
+        add_line_break(tokenizer.backend_tokenizer)
+    tokenizer.save_pretrained(str(folder))
     (folder / "config.json").write_text(json.dumps(CONFIG, indent=2, sort_keys=True) + "\n")
     generation = {key: CONFIG[key] for key in ("pad_token_id", "eos_token_id", "decoder_start_token_id")}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2, sort_keys=True) + "\n")
     (folder / "model.safetensors").write_bytes(_random_weights(seed))
 
 
-def learn_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """A Unigram tokenizer in T5's manner: white space is one character, `</s>` is appended, pad 0, eos 1, unk 2."""
+def learn_tokenizer(texts: Iterable[str], pieces: int = VOCABULARY) -> PreTrainedTokenizerFast:
+    """A Unigram tokenizer in T5's manner: white space is one character, `</s>` is appended, pad 0, eos 1, unk 2. It has
+    at most so many pieces."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -66,7 +73,7 @@ def learn_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
     tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(
-        vocab_size=VOCABULARY, special_tokens=[PAD, EOS, UNK], unk_token=UNK, show_progress=False
+        vocab_size=pieces, special_tokens=[PAD, EOS, UNK], unk_token=UNK, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer = Tokenizer.from_str(_reproducible(tokenizer.to_str()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -52,14 +53,12 @@ class Seq2Seq(Unlabelled):
 
     positions: tuple[int, int] = (0, 0)
     """Tokens of an input and of a target at most, by the job."""
+    keeps_line_breaks: bool = False
     name: ClassVar[str] = "seq2seq"
     variant: ClassVar[None] = None
     targets_apart: ClassVar[bool] = True
     limit_keys: ClassVar[tuple[str, ...]] = ("data.max_input_tokens", "data.max_target_tokens")
     models: ClassVar[str] = "T5, FLAN-T5, mT5, BART, Pegasus and other encoder-decoders"
-    builtin: ClassVar[BuiltinModel] = BuiltinModel(
-        builtin.NAME, builtin.VERSION, builtin.CONFIG, builtin.TOKENIZER_ROWS, builtin.build
-    )
 
     def templates(
         self,
@@ -86,7 +85,15 @@ class Seq2Seq(Unlabelled):
     @classmethod
     def of(cls, spec: JobSpec, data: DataPlan | None = None) -> Seq2Seq:
         """As the job sets it."""
-        return cls((spec.data.max_input_tokens, spec.data.max_target_tokens))
+        return cls((spec.data.max_input_tokens, spec.data.max_target_tokens), spec.data.keep_line_breaks)
+
+    @property
+    def builtin(self) -> BuiltinModel:
+        build = partial(builtin.build, line_breaks=self.keeps_line_breaks)
+        return BuiltinModel(builtin.NAME, builtin.VERSION, builtin.CONFIG, builtin.TOKENIZER_ROWS, build)
+
+    def model_facts(self, seed: int) -> Sequence[object]:
+        return ["line breaks"] if self.keeps_line_breaks else []
 
     def takes(self, config: Config) -> bool:
         named = [str(each) for each in config.get("architectures") or []]
@@ -119,7 +126,8 @@ class Seq2Seq(Unlabelled):
         return cut[:, 0], cut[:, 1]
 
     def tokenizer(self, folder: Path) -> TokenizerState:
-        return TokenizerState.read(folder)
+        found = TokenizerState.read(folder)
+        return found.keeping_line_breaks() if self.keeps_line_breaks else found
 
     def tried(self, tokenizer: TokenizerState, texts: Sequence[Texts], limits: Limits) -> TokenizerState:
         """Raises Rejected (`tokenizer_unusable`, `limit_too_small`)."""
