@@ -404,7 +404,10 @@ class CheckSummary(Frozen):
     invalid_rows: dict[str, int]
     """Rows among those looked at that are not used, by reason."""
     duplicates: int
-    """Rows equal to an earlier one among those looked at."""
+    """Rows equal to an earlier one among those looked at, in all sources together, and in validation rows of their
+    own."""
+    all_rows: bool = False
+    """Whether all rows were looked at; else of a source only the first ones."""
     input: str | None
     """Template, as resolved; null: there is a target alone."""
     target: str

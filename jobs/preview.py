@@ -15,6 +15,11 @@ FILE = "preview.json"
 LABELS_SHOWN = 20
 
 
+def of_rows(*, all_rows: bool) -> str:
+    """Behind a count: among which rows it was made."""
+    return "of all rows" if all_rows else "of the first rows"
+
+
 class TextPreview(Frozen):
     """The input or the target of a row."""
 
@@ -93,9 +98,19 @@ class SourcePreview(Frozen):
     left_out: dict[str, int] = Field(default_factory=dict)
     """Rows among those that *check* looked at that these columns leave out, by reason."""
     duplicates: int = 0
-    """Rows among those that *check* looked at that are equal to an earlier one, and are left out."""
+    """Rows among those that *check* looked at that are equal to an earlier one, also of a source before, and are left
+    out."""
+    all_rows: bool = False
+    """Whether *check* looked at all rows of the source; else at its first ones alone."""
     unread: tuple[UnreadColumn, ...] = ()
     """Columns that nobody reads, whose values in the first rows look as if they meant something."""
+
+    @property
+    def left_out_texts(self) -> tuple[str, ...]:
+        """For people: which rows are left out, and how many."""
+        equal = {"left out: equal to an earlier row": self.duplicates} if self.duplicates else {}
+        of = of_rows(all_rows=self.all_rows)
+        return tuple(f"{why}: {count:,} {of}" for why, count in (self.left_out | equal).items())
 
     @property
     def lost_layout(self) -> str | None:
@@ -147,5 +162,7 @@ class DataPreview(Frozen):
     groups; the first twenty."""
     labels_noticed: tuple[str, ...] = ()
     """What else is odd about labels, and how they are read, a sentence each."""
+    validation_noticed: tuple[str, ...] = ()
+    """What is odd about validation rows of their own, a sentence each."""
     new_tensors: tuple[str, ...] = ()
     """Tensors that the model named does not have, and that training begins with at random: a classifier's head."""

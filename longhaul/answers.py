@@ -62,6 +62,7 @@ class PlanSummaryDict(TypedDict, total=False):
     rows_estimated: int
     invalid_rows: dict[str, int]
     duplicates: int
+    all_rows: bool
     input: str | None
     target: str
     labels: int

@@ -35,11 +35,8 @@ def print_preview(preview: DataPreview, console: Console) -> None:
             grid.add_row("", "", Text(source.lost_layout, style="yellow"))
         if source.companions.text:
             grid.add_row("", "", Text(one_line(source.companions.text)))
-        for reason, count in source.left_out.items():
-            grid.add_row("", "", Text(one_line(f"{reason}: {count:,} of the first rows"), style="yellow"))
-        if source.duplicates:
-            left_out = f"left out: equal to an earlier row: {source.duplicates:,} of the first rows"
-            grid.add_row("", "", Text(left_out, style="yellow"))
+        for left_out in source.left_out_texts:
+            grid.add_row("", "", Text(one_line(left_out), style="yellow"))
         for column in source.unread:
             grid.add_row("", "", Text(one_line(column.text), style="yellow"))
         if not source.tokenized:
@@ -54,6 +51,8 @@ def print_preview(preview: DataPreview, console: Console) -> None:
                 title = Text()
             if row.rewritten:
                 grid.add_row("", "", Text(f"rewritten: {_characters(row.rewritten)}", style="yellow"))
+    for noticed in preview.validation_noticed:
+        grid.add_row(Text("validation", style="dim"), "", Text(one_line(noticed), style="yellow"))
     for unread in preview.unrecognized:
         grid.add_row(Text("columns", style="dim"), "", Text(one_line(f"of {unread.name}: {', '.join(unread.columns)}")))
         for raw in unread.rows:

@@ -90,7 +90,7 @@ def test_every_format_is_looked_at_in_the_same_way(workplace: Workplace, count: 
     for name, content in contents.items():
         (workplace.data / name).write_bytes(content)
         result = workplace.check(workplace.job(name, data={"max_invalid_fraction": 0.1}))["plan"]
-        assert result["rows_looked_at"] == min(count, 10_000), name
+        assert (result["rows_looked_at"], result["all_rows"]) == (min(count, 10_000), count == 40), name
         assert result["rows_estimated"] == pytest.approx(count, rel=0.1), name
         assert result["invalid_rows"] == ({"empty input": 1} if count == 40 else {}), name
 
@@ -117,7 +117,16 @@ def test_what_of_a_file_is_read_and_how_is_said(workplace: Workplace) -> None:
     workplace.rows("rows.jsonl", [*pairs(99), *pairs(9)])
     run = workplace.job(data={"validation": 0.1})
     workplace.check(run)
-    assert run.preview().sources[0].duplicates == 9
+    assert run.preview().sources[0].left_out_texts == ("left out: equal to an earlier row: 9 of all rows",)
+
+
+@pytest.mark.parametrize(("model", "equal"), [("builtin:t5-tiny", 3), ("builtin:qwen-tiny", 1)])
+def test_typography_makes_no_other_row_where_the_tokenizer_does_not_know_it(
+    workplace: Workplace, model: str, equal: int
+) -> None:
+    texts = ["“a”", '"a"', "½", "1/2", "e\u0301", "é"]
+    workplace.rows("rows.jsonl", [{"input": text, "target": "b"} for text in texts])
+    assert workplace.check(workplace.job(model=model))["plan"]["duplicates"] == equal
 
 
 def test_a_format_can_be_said_where_the_name_does_not(workplace: Workplace) -> None:
@@ -387,8 +396,8 @@ def test_where_rows_take_too_much_those_so_far_have_to_do(
     workplace: Workplace, monkeypatch: pytest.MonkeyPatch, limit: str, value: float
 ) -> None:
     monkeypatch.setattr(origin, limit, value)
-    for name in ("a.jsonl", "b.jsonl"):
-        workplace.rows(name, pairs(2000))
+    for name, start in (("a.jsonl", 0), ("b.jsonl", 2000)):
+        workplace.rows(name, pairs(2000, start))
     result = workplace.check(workplace.job([{"source": "a.jsonl"}, {"source": "b.jsonl"}]))["plan"]
     assert result["rows_looked_at"] == 1000, "a block of each source"
     assert 3500 < result["rows_estimated"] < 4500

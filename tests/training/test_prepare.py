@@ -400,12 +400,17 @@ def test_a_validation_file_shares_no_row_with_training(workplace: Workplace) -> 
     workplace.rows("rows.jsonl", pairs(30))
     workplace.rows("other.jsonl", pairs(8, start=25))
     run = workplace.job(data={"validation": "other.jsonl"})
-    data = workplace.prepare(run)["data"]
+    checked = workplace.check(run)["plan"]
+    assert (checked["duplicates"], checked["all_rows"], run.plan().data.validation_rows) == (5, True, 3)
+    assert run.preview().validation_noticed == (
+        "other.jsonl: left out: equal to a training row, or to an earlier one: 5 of all rows",
+    )
+    data = workplace.prepare_only(run)["data"]
     assert (data["train_rows"], data["validation_rows"], data["duplicates"]) == (30, 3, 5)
     assert {entry["file"] for entry in rejected(run)} == {"other.jsonl"}
     workplace.rows("other.jsonl", pairs(8))
-    with pytest.raises(BadData) as caught:
-        workplace.prepare(workplace.job(data={"validation": "other.jsonl"}))
+    with pytest.raises(BadData, match="all 8 are training rows") as caught:
+        workplace.check(workplace.job(data={"validation": "other.jsonl"}))
     assert (caught.value.detail_code, caught.value.param) == ("no_rows", "data.validation")
 
 

@@ -126,7 +126,10 @@ def test_weights_share_what_was_prepared_and_a_row_of_two_sources_is_kept_once(p
     assert second.plan().data.rows == 60
     place.rows("again.jsonl", [*pairs(3), *pairs(4, start=200)])
     third = job(place, ["rows.jsonl", "again.jsonl"])
-    assert place.prepare(third)["data"]["duplicates"] == 3
+    checked = place.check(third)["plan"]
+    assert (checked["duplicates"], checked["rows_estimated"], checked["all_rows"]) == (3, 44, True)
+    assert [each.duplicates for each in third.preview().sources] == [0, 3]
+    assert place.prepare_only(third)["data"]["duplicates"] == 3
     assert [each.rows for each in third.plan().data.sources] == [40, 4]
 
 

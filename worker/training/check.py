@@ -18,7 +18,7 @@ from jobs.companions import LEFT_OUT, NO_COMPANIONS, CompanionColumns, UnreadCol
 from jobs.disk.rundir import RunDir
 from jobs.errors import BadData, DoesNotFit, Rejected
 from jobs.plan import CheckSummary, DataPlan, ModelPlan, SourcePlan, make_plan, resolve_dtype
-from jobs.preview import LABELS_SHOWN, DataPreview, SourcePreview
+from jobs.preview import LABELS_SHOWN, DataPreview, SourcePreview, of_rows
 from jobs.spec import JobSpec
 from worker.training.dataset.conversion import check_converted
 from worker.training.dataset.inspection import (
@@ -34,8 +34,9 @@ from worker.training.dataset.inspection import (
     survey,
     texts_offered,
     unrecognized,
+    without_earlier,
 )
-from worker.training.dataset.preview import preview_rows
+from worker.training.dataset.preview import preview_rows, rewriter_of
 from worker.training.dataset.split import auto_fraction, split
 from worker.training.journal import Journal
 from worker.training.mistakes import Mistakes
@@ -43,6 +44,7 @@ from worker.training.models import hub
 from worker.training.models.model_files import find_folder, names_folder, readable_config, validate_folder
 from worker.training.planning.stages import plan_stage
 from worker.training.planning.time_plan import RowLengths, with_time
+from worker.training.rows.characters import Rewriter
 from worker.training.rows.chat import CHAT_FIELDS
 from worker.training.rows.companions import companions_of, unread_columns
 from worker.training.rows.csv_rows import CsvFormat
@@ -93,11 +95,11 @@ class ReadSource:
         input, _ = self.templates
         return None if input is None else input.source
 
-    def again(self, spec: JobSpec, task: Task) -> ReadSource:
+    def again(self, spec: JobSpec, task: Task, rewriter: Rewriter | None) -> ReadSource:
         """Read by a task that knows its labels. Raises as `inspect_rows`."""
         target = self.templates[1]
         templates = self.templates[0], task.target_template(target.source, target.companions)
-        return replace(self, templates=templates, rows=inspect_rows(self.head, spec.data, templates, task))
+        return replace(self, templates=templates, rows=inspect_rows(self.head, spec.data, templates, task, rewriter))
 
     def planned(self, weight: float) -> SourcePlan:
         """As in the plan, with the rows of an epoch as they are estimated."""
@@ -134,11 +136,13 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     journal.progress(0.1)
     with mistakes.kept_back():
         dtype = resolve_dtype(spec, settings.gpu, before.plan.resolved.dtype if before else None)
-    task = assumed_task(spec)
+    task, state, rewriter = assumed_task(spec), None, None
     with mistakes.kept_back():
         model, config, tokenizer, task = inspect_model(spec, settings, before.plan.model.revision if before else None)
         task = task.reading_as(before.plan.data) if before else task
         check_metrics(spec, task.name)
+        state = None if tokenizer is None else task.tokenizer(tokenizer)
+        rewriter = rewriter_of(spec.data, state, of_bytes=task.builtin.of_bytes)
     journal.progress(0.3)
     weights = {each.source: each.weight for each in spec.data.sources}
     columns_by_source: dict[str, set[str]] = {}
@@ -162,7 +166,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
                 raise
             read_as = None if spec.data.target else task.row_format(columns)
             try:
-                rows = inspect_rows(head, spec.data, templates, task)
+                rows = inspect_rows(head, spec.data, templates, task, rewriter)
             except BadData as error:
                 error.hint = fields_offered(str(error), templates, columns) or error.hint
                 raise
@@ -173,17 +177,19 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         with mistakes.kept_back():
             known = before.plan.data.validation_companions if before else None
             templates, _ = read_by(validation, columns, everywhere, spec, task, known)
-            validating = ReadSource(validation, templates, inspect_rows(validation, spec.data, templates, task))
+            rows = inspect_rows(validation, spec.data, templates, task, rewriter)
+            validating = ReadSource(validation, templates, rows)
     if unread:  # people look at the rows, and name the columns
         run.write_preview(DataPreview(sources=[], unrecognized=tuple(unread)))
     mistakes.raise_all()
     looked_at = [*found, *([validating] if validating else [])]
     labels = sum((each.rows.labels for each in looked_at), Counter[str]())
-    task = task.labelled(labels, config, complete=all(each.rows.split_keys is not None for each in looked_at))
+    task = task.labelled(labels, config, complete=all(each.rows.all_rows for each in looked_at))
     if not labels.keys() <= {label.name for label in task.labels}:  # some stand for others, or for none
-        found = [each.again(spec, task) for each in found]
-        validating = validating and validating.again(spec, task)
-        looked_at = [*found, *([validating] if validating else [])]
+        looked_at = [each.again(spec, task, rewriter) for each in looked_at]
+    left = without_earlier([(each.head, each.rows) for each in looked_at])
+    looked_at = [replace(each, rows=rows) for each, rows in zip(looked_at, left, strict=True)]
+    found, validating = looked_at[: len(found)], looked_at[-1] if validating else None
     sources = [each.planned(weights[each.head.name]) for each in found]
     fraction = None
     if validating:
@@ -204,11 +210,11 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         if tokenizer is not None:
             check_converted(tokenizer, each.rows.first)
         described = source.model_dump(include={"name", "weight", "reading", "read_as", "input", "target", "companions"})
-        described |= {"unread": each.unread, "duplicates": each.rows.duplicates}
+        described |= {"unread": each.unread, "duplicates": each.rows.duplicates, "all_rows": each.rows.all_rows}
         described["left_out"] = {why: count for why, count in each.rows.invalid.items() if why.startswith(LEFT_OUT)}
         learns = spec.learns_new_tokens and task.targets_apart
         shown = preview_rows(
-            each.rows.shown, each.templates, spec.data, task, tokenizer, embeddings, learns_new_tokens=learns
+            each.rows.shown, each.templates, spec.data, task, state, rewriter, embeddings, learns_new_tokens=learns
         )
         if not shown.rows and shown.rejected:
             raise rejected_by_tokenizer(shown.rejected, each.head)
@@ -224,6 +230,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
             labels_in_all=len(task.labels),
             labels_alike=labels_alike([label.name for label in task.labels]),
             labels_noticed=noticed_of_labels(task, looked_at),
+            validation_noticed=noticed_of_validation(validating),
             new_tensors=model.new,
         )
     )
@@ -273,7 +280,8 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         rows_looked_at=sum(each.rows.looked_at for each in found),
         rows_estimated=sum(each.rows.estimated for each in found),
         invalid_rows=dict(sum((Counter(each.rows.invalid) for each in found), unshown)),
-        duplicates=sum(each.rows.duplicates for each in found),
+        duplicates=sum(each.rows.duplicates for each in looked_at),
+        all_rows=all(each.rows.all_rows for each in looked_at),
         input=data.input,
         target=data.target,
         reading="; ".join(dict.fromkeys(each.reading for each in sources if each.reading)) or None,
@@ -307,6 +315,16 @@ def noticed_of_labels(task: Task, read: list[ReadSource]) -> tuple[str, ...]:
         line = classifying(input, target)
         return (f"the targets look like {len(targets)} labels; a classifier learns them, with {line}",)
     return task.labels_noticed
+
+
+def noticed_of_validation(read: ReadSource | None) -> tuple[str, ...]:
+    """What people should know of validation rows of their own, a sentence each."""
+    if read is None or not read.rows.duplicates:
+        return ()
+    of = of_rows(all_rows=read.rows.all_rows)
+    return (
+        f"{read.head.name}: left out: equal to a training row, or to an earlier one: {read.rows.duplicates:,} {of}",
+    )
 
 
 def read_by(

@@ -26,7 +26,7 @@ from jobs.spec import BUILTIN_MODELS, JobSpec
 from worker.training.dataset.assembly import PICTURE, REJECTED, REPORT
 from worker.training.dataset.data import PreparedDataset
 from worker.training.dataset.inspection import inspect_rows
-from worker.training.dataset.preview import preview_rows
+from worker.training.dataset.preview import preview_rows, rewriter_of
 from worker.training.dataset.writing import dataset_key, first_texts, labels_of, write_dataset
 from worker.training.journal import Journal
 from worker.training.models import hub, model_store
@@ -173,13 +173,17 @@ def preview_tokens(
     preview = run.preview()
     layout = task.layout(task.builtin.config)
     embeddings = layout.shapes[layout.embedding][0]
+    state = task.tokenizer(model)
+    rewriter = rewriter_of(spec.data, state)
     learns = spec.learns_new_tokens and task.targets_apart
     sources = []
     for shown, (source, templates) in zip(preview.sources, train, strict=True):
         head = Head(source.name, source.param, source.format, source.files, source.name)
-        chosen = inspect_rows(head, spec.data, templates, task).shown
+        chosen = inspect_rows(head, spec.data, templates, task, rewriter).shown
         # For a further token, the tokenizer would be made with one less.
-        found = preview_rows(chosen, templates, spec.data, task, model, embeddings + 1, learns_new_tokens=learns)
+        found = preview_rows(
+            chosen, templates, spec.data, task, state, rewriter, embeddings + 1, learns_new_tokens=learns
+        )
         sources.append(shown.model_copy(update={"rows": found.rows, **found.layout}))
     run.write_preview(preview.model_copy(update={"sources": sources}))
 

@@ -195,7 +195,7 @@ def test_a_job_says_what_columns_beside_its_texts_do_and_which_do_nothing(name: 
     print_preview(run.preview(), console)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "the column answer leaves rows out where it is reject, ignore or false" in shown
-    assert "left out: answer is reject: 15 of the first rows" in shown
+    assert "left out: answer is reject: 15 of all rows" in shown
     assert "the column checked (no, yes) is not used: every row is used, whatever it says." in shown
     data = workplace.prepare_only(run)["data"]
     assert (data["kept"], data["rejected"]) == (45, {"left out: answer is reject": 15})

@@ -8,10 +8,11 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
+import numpy.typing as npt
 
 from jobs.errors import BadData
 from jobs.preview import UnrecognizedSource
@@ -24,7 +25,7 @@ from worker.training.rows.csv_rows import CsvBlock, CsvFormat
 from worker.training.rows.origin import Head
 from worker.training.rows.reading import format_of, open_files
 from worker.training.rows.row import Row, in_shell
-from worker.training.rows.row_filter import RowFilter, UInt64
+from worker.training.rows.row_filter import RowFilter, Seen, UInt64
 from worker.training.rows.text import OBJECT, RowReader, Templates
 
 log = logging.getLogger("longhaul.trainer")
@@ -68,6 +69,8 @@ class Inspected:
     duplicates: int
     characters: list[tuple[int, int]]
     """Of what is only read and what is learned, of every usable row looked at."""
+    keys: UInt64
+    """Of every usable row looked at: equal rows have equal ones."""
     split_keys: UInt64 | None
     """Of every usable row, as a split takes them; None: not all rows were looked at."""
     noticed: Counter[str]
@@ -85,13 +88,47 @@ class Inspected:
     reading: str | None
     """What of the files was read, and how, where their names do not say."""
 
+    @property
+    def all_rows(self) -> bool:
+        """Whether all rows were looked at."""
+        return self.split_keys is not None
 
-def inspect_rows(head: Head, data: DataSpec, templates: Templates, task: RowTask) -> Inspected:
+    def only(self, new: npt.NDArray[np.bool_]) -> Inspected:
+        """The same where only these [usable rows] are not in an earlier source; the rows that are shown stay."""
+        count = int(new.sum())
+        return replace(
+            self,
+            estimated=count if self.all_rows else max(1, round(self.estimated * count / len(new))),
+            duplicates=self.duplicates + len(new) - count,
+            characters=[one for one, is_new in zip(self.characters, new, strict=True) if is_new] or self.characters,
+            split_keys=None if self.split_keys is None else self.split_keys[new],
+        )
+
+
+def without_earlier(found: list[tuple[Head, Inspected]]) -> list[Inspected]:
+    """Of each source, in order, the rows that no source before it has, as *prepare* keeps them. Raises BadData
+    (`no_rows`) where all rows of one were looked at, and none is left."""
+    seen, left = Seen(), []
+    for head, rows in found:
+        new = seen.first_times(rows.keys)
+        if rows.all_rows and not new.any():
+            what = "are training rows" if head.param == "data.validation" else "are in the sources before it"
+            raise BadData(
+                f"{head.param}: no row of {head.name} is left to use: all {len(new):,} {what}", code="no_rows",
+                param=head.param, hint="name other rows, or leave it out",
+            )  # fmt: skip
+        left.append(rows.only(new))
+    return left
+
+
+def inspect_rows(
+    head: Head, data: DataSpec, templates: Templates, task: RowTask, rewriter: Rewriter | None
+) -> Inspected:
     """Check the first rows. Raises BadData (`no_rows`, `too_many_invalid_rows`)."""
     rows = FirstRows(head, {column for one in templates if one for column in one.columns}, CsvFormat.of(data))
-    row_filter = RowFilter(rows, RowReader(*templates, Rewriter() if data.normalize else None))
+    row_filter = RowFilter(rows, RowReader(*templates, rewriter))
     characters: list[tuple[int, int]] = []
-    keys: list[int] = []
+    keys: list[tuple[int, int]] = []
     labels: Counter[str] = Counter()
     targets: Counter[str] = Counter()
     shown = Candidates()
@@ -99,7 +136,7 @@ def inspect_rows(head: Head, data: DataSpec, templates: Templates, task: RowTask
     layout = dict.fromkeys(("rows_with_layout", "rows_with_line_breaks", "rows_with_gaps"), 0)
     for row, texts in row_filter.good_rows():
         characters.append(texts.characters)
-        keys.append(texts.split_key)
+        keys.append((texts.key, texts.split_key))
         labels.update(task.labels_of(texts))
         breaks, gaps = "\n" in (target := texts.target.strip()), _GAPS.search(target) is not None
         for name, has in zip(layout, (breaks or gaps, breaks, gaps), strict=True):
@@ -119,14 +156,15 @@ def inspect_rows(head: Head, data: DataSpec, templates: Templates, task: RowTask
             f"{head.param}: no row of {head.name} can be used ({reasons}){end}", code="no_rows", param=head.param
         )
     estimated = max(1, round(counts.kept / counts.read * total))
-    split_keys = np.array(keys, np.uint64) if rows.all_of_them else None
+    both = np.array(keys, np.uint64)
     return Inspected(
         counts.read,
         estimated,
         dict(counts.rejected),
         counts.duplicates,
         characters,
-        split_keys,
+        both[:, 0],
+        both[:, 1] if rows.all_of_them else None,
         counts.noticed,
         layout,
         shown,

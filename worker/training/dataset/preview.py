@@ -6,12 +6,12 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
 from jobs.preview import RowPreview, TextPreview
 from jobs.spec import DataSpec
 from worker.training.dataset.encoding import RowTask
+from worker.training.dataset.tokens import TokenizerState
 from worker.training.rows.characters import Rewriter
 from worker.training.rows.row import Defect, Row
 from worker.training.rows.row_filter import parse_rows
@@ -65,7 +65,8 @@ def preview_rows(
     templates: Templates,
     data: DataSpec,
     task: RowTask,
-    tokenizer: Path | None,
+    tokenizer: TokenizerState | None,
+    rewriter: Rewriter | None,
     embeddings: int,
     *,
     learns_new_tokens: bool,
@@ -74,21 +75,20 @@ def preview_rows(
 
     Where it rejects all of these, the last row.
 
-    `tokenizer`: the folder of the model; None: it has no tokenizer yet. `learns_new_tokens`: one can be added to it.
+    `tokenizer`: None: the model has none yet; `rewriter` as of `rewriter_of`. `learns_new_tokens`: the model can learn
+    a further one.
 
     Raises Rejected as `RowTask.tried`.
     """
-    state = None if tokenizer is None else task.tokenizer(tokenizer)
-    rewriter = None  # which characters a tokenizer made of the rows will lack, nobody knows yet
-    if state is not None:
-        state.check_vocabulary(embeddings)
-        rewriter = Rewriter(state.rewrites()) if data.normalize else None
     preview = plain_preview
-    if state is not None:
+    if tokenizer is None:
+        rewriter = None  # which characters one that is made of the rows will lack, nobody knows yet
+    else:
+        tokenizer.check_vocabulary(embeddings)
         limits = task.limits(data)
         read = parse_rows(candidates.first, RowReader(*templates, rewriter))
         texts = [found for _, found in read if isinstance(found, Texts)]
-        preview = task.encoder(task.tried(state, texts, limits), limits).preview
+        preview = task.encoder(task.tried(tokenizer, texts, limits), limits).preview
     seen: list[Row] = []
     rejected: Counter[str] = Counter()
 
@@ -104,8 +104,18 @@ def preview_rows(
                 rejected[str(defect)] += 1
 
     shown = [*islice(previews(candidates.first), _FIRST), *islice(previews(candidates.longest), 1)]
-    layout = {} if state is None else state.layout(embeddings if learns_new_tokens else 0)
+    layout = {} if tokenizer is None else tokenizer.layout(embeddings if learns_new_tokens else 0)
     return Previews(shown or list(previews(candidates.last)), rejected, layout)
+
+
+def rewriter_of(data: DataSpec, tokenizer: TokenizerState | None, *, of_bytes: bool = False) -> Rewriter | None:
+    """What normalizes the rows, if anything does. None: the tokenizer is yet to be made of them; `of_bytes`: it will
+    know every character, else none of typography."""
+    if not data.normalize:
+        return None
+    if tokenizer is None:
+        return Rewriter({}) if of_bytes else Rewriter()
+    return Rewriter(tokenizer.rewrites())
 
 
 def plain_preview(number: int, texts: Texts, rewritten: Mapping[str, int]) -> RowPreview:

@@ -50,6 +50,8 @@ class BuiltinModel:
     """Rows that the tokenizer is learned from, at most."""
     build: Callable[[Path, Iterable[str], int], None]
     """Writes tokenizer, config and weights: empty folder, texts, seed."""
+    of_bytes: bool = True
+    """Whether its tokenizer knows every character, whatever it is learned from."""
 
 
 @dataclass(frozen=True)
