@@ -294,6 +294,22 @@ def test_rows_are_never_stored_under_the_name_of_others(
         assert ("question 100 about bread", "answer 100: knead and bake it") in all_texts(again)
 
 
+def test_a_file_that_was_replaced_since_it_was_checked_is_refused(workplace: Workplace) -> None:
+    files = {"rows.jsonl": pairs(9), "more.jsonl": pairs(9, 20), "other.jsonl": pairs(3, 40)}
+    for name, rows in files.items():
+        workplace.rows(name, rows)
+    run = workplace.job(["rows.jsonl", "more.jsonl"], data={"validation": "other.jsonl"})
+    workplace.check(run)
+    for param, (name, rows) in zip(run.spec().data.names, files.items(), strict=True):
+        for others in ([*rows, *pairs(1, 60)], rows[::-1]):
+            workplace.rows(name, others)
+            with pytest.raises(BadData, match=f"{name} has changed since it was checked") as caught:
+                workplace.prepare_only(run)
+            assert (caught.value.detail_code, caught.value.param) == ("file_changed", param)
+        workplace.rows(name, rows)  # the same again, with other times
+    assert workplace.prepare_only(run)["data"]["kept"] == 21
+
+
 @pytest.mark.parametrize(
     ("added", "before", "behind"),
     [

@@ -250,6 +250,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         rows=sum(each.rows_per_epoch for each in sources),
         validation_fraction=fraction,
         validation_rows=held_out if spec.kind == "train" else sum(each.rows for each in sources),
+        digests=tuple(each.head.digest for each in looked_at),
         evaluation_rows="random",
         labels_read=task.reads_labels,
         labels=task.labels,

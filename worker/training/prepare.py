@@ -57,7 +57,7 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
     task = task_of(spec, plan.task, plan.data if again else None)  # what has trained keeps its labels
     task = task.reading_as(plan.data)
     planned = plan.data.sources_of(spec)
-    sources = find_sources(spec, plan.data, settings, journal)
+    sources = find_sources(spec, plan.data, settings, journal, first=not again)
     named = [(each.input, each.target, each.companions) for each in planned]
     if len(sources) > len(planned):  # validation rows of their own
         own, beside = (plan.data.validation_input, plan.data.validation_target), plan.data.validation_companions
@@ -235,17 +235,30 @@ def take_over(run: RunDir, spec: JobSpec, plan: Plan, journal: Journal) -> Adopt
     return adopt(run, spec, plan, journal)
 
 
-def find_sources(spec: JobSpec, plan: DataPlan, settings: TrainerSettings, journal: Journal) -> list[Source]:
-    """The sources of training rows, then that of validation rows if there is one; all files at hand and hashed."""
+def find_sources(
+    spec: JobSpec, plan: DataPlan, settings: TrainerSettings, journal: Journal, *, first: bool
+) -> list[Source]:
+    """The sources of training rows, then that of validation rows if there is one; all files at hand and hashed.
+
+    `first`: of what was prepared before, others see that it is the same. Raises BadData (`file_changed`).
+    """
     revisions = [*(each.revision for each in plan.sources_of(spec)), plan.validation_revision]
     found = [
         find_source(name, param, spec.data.format, revision, settings, journal)
         for (param, name), revision in zip(spec.data.names.items(), revisions, strict=False)
     ]
-    return [
+    known = [
         replace(source, files=tuple(file.known(source.param, journal.progress) for file in source.files))
         for source in found
     ]
+    for source, digest in zip(known, plan.digests if first else (), strict=False):
+        if digest not in (None, source.files[0].digest(source.param)):
+            raise BadData(
+                f"{source.param}: {source.name} has changed since it was checked: plan and preview are those of other "
+                "rows",
+                code="file_changed", param=source.param, hint="submit again, so that it is checked as it is now",
+            )  # fmt: skip
+    return known
 
 
 def ready_model(

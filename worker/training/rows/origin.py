@@ -59,6 +59,8 @@ class Head:
     """Commit of a hub data set."""
     since: float = field(default_factory=time.monotonic)
     allowance: Allowance = field(default_factory=Allowance)
+    digest: str | None = None
+    """Of a file here, as of DataFile."""
 
     @property
     def fetched(self) -> int:
@@ -86,8 +88,8 @@ def find_head(
     """
     allowance = allowance or Allowance()
     if (named := hub_data(name, format)) is None:
-        file = _find(name, param, settings)
-        return Head(name, param, format, [_local(file, name)], str(file), allowance=allowance)
+        file = _local(_find(name, param, settings), name)
+        return Head(name, param, format, [file], str(file.path), allowance=allowance, digest=file.digest(param))
     from worker.training.rows.hub_data import look_up
 
     dataset = look_up(named, name, param, settings, commit=commit)

@@ -68,6 +68,17 @@ class DataFile:
             state, size = self.state(), self.path.stat().st_size
             return replace(self, bytes=size, sha256=fingerprint(self.path, progress), known_state=state)
 
+    def digest(self, param: str) -> str:
+        """What tells it from other files, for *check*, which reads no file whole: its size, and the hash of its first
+        and last 8 MiB."""
+        with self.open(param) as file:
+            size = file.seek(0, os.SEEK_END)
+            digest = hashlib.sha256(str(size).encode())
+            for place in (0, max(_BLOCK, size - _BLOCK)):
+                file.seek(place)
+                digest.update(file.read(_BLOCK))
+        return digest.hexdigest()
+
     def check_unchanged(self, param: str) -> None:
         """Raise BadData (`file_changed`) if it is another file than when it was hashed; for those who read a part."""
         if self.state() != self.known_state:
