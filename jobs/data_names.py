@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -30,6 +31,13 @@ DATA_SUFFIXES = tuple(_FORMATS)
 def data_format(name: str) -> FileFormat | None:
     """The format of a file of rows by its name, whatever the case; None where that says nothing."""
     return next((format for suffix, format in _FORMATS.items() if name.lower().endswith(suffix)), None)
+
+
+def workbook_suffix(members: Collection[str]) -> str | None:
+    """What the name of a zip archive with these files ends in where it is a workbook (Excel, OpenDocument); None: it is
+    none."""
+    kinds = {"mimetype": ".ods", "[Content_Types].xml": ".xlsx"}
+    return next((suffix for member, suffix in kinds.items() if member in members), None)
 
 
 # -- uploaded ---------------------------------------------------------------------------------------------------------

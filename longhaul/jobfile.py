@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from jobs.data_names import DATA_SUFFIXES
+from jobs.data_names import DATA_SUFFIXES, workbook_suffix
 from jobs.spec import NOT_IN_NAMES, JobSpec
 from jobs.text.json_mistakes import json_mistake
 from jobs.text.schemas import part, values
@@ -118,10 +118,9 @@ def _packed(file: str) -> BadInput | None:
     if not os.path.isfile(file) or not zipfile.is_zipfile(file):
         return None
     with zipfile.ZipFile(file) as packed:
-        names = packed.namelist()
-    workbook = "[Content_Types].xml" in names or "mimetype" in names
-    kind, ending = ("a workbook", ".ods" if "mimetype" in names else ".xlsx") if workbook else ("an archive", ".zip")
-    renamed = str(Path(file).with_suffix(ending))
+        suffix = workbook_suffix(packed.namelist())
+    kind = "an archive" if suffix is None else "a workbook"
+    renamed = str(Path(file).with_suffix(suffix or ".zip"))
     return BadInput(
         f"{file} is {kind}, and its name does not say so",
         hint=f"rename it, and submit it again: mv {shlex.quote(file)} {shlex.quote(renamed)}",

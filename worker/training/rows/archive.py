@@ -7,7 +7,7 @@ from io import BufferedReader
 from pathlib import PurePosixPath
 from typing import IO, cast
 
-from jobs.data_names import data_format
+from jobs.data_names import data_format, workbook_suffix
 from worker.training.rows.row import in_shell
 from worker.training.rows.sources import Refuse
 
@@ -55,7 +55,7 @@ class Archive:
     @property
     def is_workbook(self) -> bool:
         """Whether it is one of Excel or OpenDocument."""
-        return any(each in self._zip.NameToInfo for each in ("[Content_Types].xml", "mimetype"))
+        return workbook_suffix(self._zip.NameToInfo) is not None
 
     def member(self) -> zipfile.ZipInfo:
         """The one file of rows in it."""
