@@ -11,10 +11,11 @@ _MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 _DOCUMENT = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
 _PACKAGE = "http://schemas.openxmlformats.org/package/2006"
 _STYLES = (
-    f'<styleSheet xmlns="{_MAIN}"><cellXfs count="3"><xf numFmtId="0"/><xf numFmtId="14"/><xf numFmtId="22"/></cellXfs>'
+    f'<styleSheet xmlns="{_MAIN}"><cellXfs count="4"><xf numFmtId="0"/><xf numFmtId="14"/><xf numFmtId="22"/>'
+    '<xf numFmtId="46"/></cellXfs>'
     "</styleSheet>"
 )
-DATE, TIME = 1, 2
+DATE, TIME, DURATION = 1, 2, 3
 """Styles of a number."""
 
 
@@ -47,8 +48,9 @@ def cells_of(rows: Sequence[Sequence[object]], first: int = 1) -> str:
     )
 
 
-def xlsx(sheets: Mapping[str, str], *, hidden: Sequence[str] = (), behind: str = "") -> bytes:
-    """A workbook whose sheets hold these cells (XML); `behind`: XML behind the cells of each."""
+def xlsx(sheets: Mapping[str, str], *, hidden: Sequence[str] = (), behind: str = "", settings: str = "") -> bytes:
+    """A workbook whose sheets hold these cells (XML); `behind`: XML behind the cells of each; `settings`: behind the
+    list of sheets."""
     numbered, states = list(enumerate(sheets.items(), start=1)), ("visible", "hidden")
     named = "".join(
         f'<sheet name="{name}" sheetId="{number}" r:id="r{number}" state="{states[name in hidden]}"/>'
@@ -63,7 +65,8 @@ def xlsx(sheets: Mapping[str, str], *, hidden: Sequence[str] = (), behind: str =
     files = {
         "[Content_Types].xml": f'<Types xmlns="{_PACKAGE}/content-types"/>',
         "_rels/.rels": relations % f'<Relationship Id="b" Type="{_DOCUMENT}/officeDocument" Target="xl/workbook.xml"/>',
-        "xl/workbook.xml": f'<workbook xmlns="{_MAIN}" xmlns:r="{_DOCUMENT}"><sheets>{named}</sheets></workbook>',
+        "xl/workbook.xml": f'<workbook xmlns="{_MAIN}" xmlns:r="{_DOCUMENT}"><sheets>{named}</sheets>{settings}'
+        "</workbook>",
         "xl/_rels/workbook.xml.rels": relations % related,
         "xl/styles.xml": _STYLES,
     }
@@ -74,12 +77,14 @@ def xlsx(sheets: Mapping[str, str], *, hidden: Sequence[str] = (), behind: str =
 
 
 def ods(name: str, rows: Sequence[Sequence[str]]) -> bytes:
-    """An OpenDocument sheet of texts."""
+    """An OpenDocument sheet of texts; a cell that begins with `<` is XML."""
     office, table, text = (f"urn:oasis:names:tc:opendocument:xmlns:{part}:1.0" for part in ("office", "table", "text"))
     lines = "".join(
         "<table:table-row>"
         + "".join(
-            f'<table:table-cell office:value-type="string"><text:p>{escape(value)}</text:p></table:table-cell>'
+            value
+            if value.startswith("<")
+            else f'<table:table-cell office:value-type="string"><text:p>{escape(value)}</text:p></table:table-cell>'
             for value in row
         )
         + "</table:table-row>"
@@ -87,8 +92,8 @@ def ods(name: str, rows: Sequence[Sequence[str]]) -> bytes:
     )
     content = (
         f'<office:document-content xmlns:office="{office}" xmlns:table="{table}" xmlns:text="{text}"><office:body>'
-        f'<office:spreadsheet><table:table table:name="{name}">{lines}</table:table></office:spreadsheet></office:body>'
-        "</office:document-content>"
+        f'<office:spreadsheet><table:table table:name="{escape(name)}">{lines}</table:table></office:spreadsheet>'
+        "</office:body></office:document-content>"
     )
     kind = "application/vnd.oasis.opendocument.spreadsheet"
     manifest = '<manifest:manifest xmlns:manifest="urn:oasis:names:tc:opendocument:xmlns:manifest:1.0"/>'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import io
 import json
 import zipfile
 import zlib
@@ -11,10 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.workbooks import DATE, TIME, cell, cells_of, ods, xlsx, zipped
+from jobs.errors import BadData
+from tests.support.workbooks import DATE, DURATION, TIME, cell, cells_of, ods, xlsx, zipped
 from tests.training.rows.test_reading import all_rows, read, reader_of, refusal
-from worker.training.rows import sheet
+from tests.training.workplace import Workplace
+from tests.training.workplace import of_rows as of_rows
+from worker.training.rows import sheet, workbook
 from worker.training.rows.reading import format_of, open_files
+from worker.training.rows.row import NO_RESULT_CELL
 from worker.training.rows.sources import DataFile
 from worker.training.rows.workbook import OLE
 
@@ -43,24 +48,90 @@ def test_rows_of_a_sheet_have_the_numbers_that_a_person_sees(tmp_path: Path) -> 
 
 
 def test_cells_are_what_they_mean(tmp_path: Path) -> None:
-    header = cells_of([["whole", "part", "yes", "day", "moment", "formula", "error", "nothing", 2024]])
+    header = cells_of([["whole", "part", "yes", "day", "moment", "formula", "error", "nothing", 2024, "long"]])
     values = (
         cell("A2", 3.0) + cell("B2", 0.1) + cell("C2", True) + cell("D2", 46023, DATE) + cell("E2", 46023.75, TIME)
         + '<c r="F2" t="str"><f>A2&amp;"x"</f><v>3x</v></c><c r="G2" t="e"><v>#N/A</v></c>' + cell("I2", "this year")
+        + cell("J2", 1.0854629629629629, DURATION)
     )  # fmt: skip
     [row] = read(tmp_path, xlsx({"One": f'{header}<row r="2">{values}</row>'}), "rows.xlsx")
     assert row.columns == {
         "whole": 3, "part": 0.1, "yes": True, "day": "2026-01-01", "moment": "2026-01-01 18:00:00", "formula": "3x",
         "error": "", "nothing": "", "2024": "this year",
+        "long": "26:03:04",
     }  # fmt: skip
     assert type(row.columns["whole"]) is int
+
+
+def test_cells_of_opendocument_are_what_they_show(tmp_path: Path) -> None:
+    """Tabs, line breaks and more than a day, which the library leaves out."""
+    text = "<text:p>a<text:tab/>b<text:line-break/>c</text:p></table:table-cell>"
+    text = f'<table:table-cell office:value-type="string">{text}'
+    times = (
+        f'<table:table-cell office:value-type="time" office:time-value="{value}"><text:p>x</text:p></table:table-cell>'
+        for value in ("PT26H03M04S", "PT01H30M00S", "PT100H00M00.5000S")
+    )
+    content = ods("One", [["text", "long", "short", "part"], [text, *times]])
+    [row] = read(tmp_path, content, "rows.ods")
+    assert row.columns == {"text": "a\tb\nc", "long": "26:03:04", "short": "01:30:00", "part": "100:00:00.5"}
+
+
+def formulas(*values: str, settings: str = "") -> bytes:
+    """A workbook with a column of numbers and one of formulas that have these results, as XML."""
+    cells = "".join(
+        f'<row r="{n}">{cell(f"A{n}", n)}<c r="B{n}"{value}</c></row>' for n, value in enumerate(values, start=2)
+    )
+    return xlsx({"One": cells_of([["text", "sum"]]) + cells}, settings=settings)
+
+
+_CALCULATES = '<calcPr fullCalcOnLoad="1"/>'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "lacking"),
+    [
+        ("openpyxl.xlsx", formulas("><f>A2&amp;1</f><v/>", ' t="n"><f>A3&gt;1</f><v></v>', "><f>1</f><v>2</v>"), 2),
+        ("xlsxwriter.xlsx", formulas("><f>A2*2</f><v>0</v>", "><f/><v>0</v>", settings=_CALCULATES), 2),
+        ("zero.xlsx", formulas("><f>A2*2</f><v>0</v>", "><f/><v>1</v>", settings=_CALCULATES), 0),
+        ("excel.xlsx", formulas(' t="str"><f>""</f><v></v>', '><f t="shared" si="0"/><v>0</v>'), 0),
+        ("rows.ods", ods("One", [["text", "sum"], ["1", '<table:table-cell table:formula="of:=[.A2]&gt;1"/>']]), 1),
+    ],
+)
+def test_formulas_whose_result_the_file_does_not_hold_are_said(
+    tmp_path: Path, name: str, content: bytes, lacking: int
+) -> None:
+    reader = reader_of(tmp_path, content, name)
+    found = [(row.columns or {})["sum"] for row in all_rows(reader)]
+    assert found.count(NO_RESULT_CELL) == lacking
+    said = f"column 'sum' has {lacking} formulas whose result the file does not hold"
+    assert (said in str(reader.reading)) == bool(lacking)
+
+
+def test_rows_that_need_a_formula_without_a_result_are_rejected_and_others_are_not(workplace: Workplace) -> None:
+    (workplace.data / "rows.xlsx").write_bytes(formulas(*["><f>A2*2</f>"] * 9))
+    plain = {"input": "text", "target": "{text}", "validation": 0.0}
+    assert workplace.check(workplace.job("rows.xlsx", data=plain))["plan"]["rows_looked_at"] == 9
+    with pytest.raises(BadData, match="a formula without a result: 9") as caught:
+        workplace.check(workplace.job("rows.xlsx", data={**plain, "target": "{sum}"}))
+    assert "save it" in str(caught.value.hint)
 
 
 def test_cells_that_are_merged_downwards_all_have_the_value(tmp_path: Path) -> None:
     rows: list[list[str | None]] = [["kind", "text"], ["a", "1"], [None, "2"], [None, "3"], ["b", "4"]]
     merged = '<mergeCells><mergeCell ref="A2:A4"/></mergeCells>'
     found = read(tmp_path, xlsx({"One": cells_of(rows)}, behind=merged), "rows.xlsx")
-    assert [row.columns for row in found] == [{"kind": kind, "text": str(n)} for n, kind in enumerate("aaab", start=1)]
+    expected = [{"kind": kind, "text": str(n)} for n, kind in enumerate("aaab", start=1)]
+    assert [row.columns for row in found] == expected
+    covered = "<table:covered-table-cell/>"
+    a, kind = (
+        f'<table:table-cell office:value-type="string" table:number-rows-spanned="{over}"><text:p>{text}</text:p>'
+        "</table:table-cell>"
+        for text, over in (("a", 3), ("kind", 2))
+    )
+    opened = ods("A & B", [[kind, "text"], [covered, "text"], [a, "1"], [covered, "2"], [covered, "3"], ["b", "4"]])
+    reader = reader_of(tmp_path, opened, "rows.ods")
+    assert [row.columns for row in all_rows(reader)] == expected
+    assert reader.reading == "sheet 'A & B', whose row 2 names the columns"
 
 
 def test_the_first_visible_sheet_with_rows_is_read_and_the_others_are_named(tmp_path: Path) -> None:
@@ -82,6 +153,35 @@ def test_a_title_above_the_table_is_not_its_header_and_a_column_without_a_name_i
     reader = reader_of(tmp_path, xlsx({"One": cells_of(rows)}), "rows.xlsx")
     assert [row.columns for row in all_rows(reader)] == COLUMNS
     assert reader.reading == "sheet 'One', whose row 3 names the columns; not read: column C"
+
+
+_LONG = [["a longer text, number one", "x"], ["another longer text", "y"], ["and a third long text", "x"]]
+_NUMBERED = [[number, *row] for number, row in enumerate(_LONG)]
+
+
+@pytest.mark.parametrize(
+    ("above", "rows", "merged", "header"),
+    [
+        ([["Report", "2024"], ["text", "label"]], _LONG, "", 2),
+        ([["Report", 2024], [], ["Author", "J. D."], ["text", "label"]], _LONG, "", 4),
+        ([["Report", "Sales"], ["id", "text", "label"]], _NUMBERED, "", 2),
+        ([["id", "Rows"], [None, "text", "label"]], [["c", *row] for row in _LONG], "A1:A2 B1:C1", 2),
+        ([["Left", None, "Right"], ["a", "b", "c", "d"]], [row * 2 for row in _LONG], "A1:B1 C1:D1", 2),
+        ([["text", "label"], []], _LONG, "A1:A2 B1:B2", 2),
+        ([["Side", "text", "label"]], [[None, *row] for row in _LONG], "A1:A4", 1),
+        ([["text", "label"]], [["t", "u", "a note"], *_LONG], "", 1),
+        ([["text", "label"]], [[*row, f"note {number}"] for number, row in enumerate(_LONG)], "", 1),
+        ([["text", 2024]], [["yes", "no"], *_LONG[:2]], "", 1),
+    ],
+)
+def test_names_of_columns_are_told_from_titles_and_groups_above_them(
+    above: list[list[object]], rows: list[list[object]], merged: str, header: int
+) -> None:
+    ranges = "".join(f'<mergeCell ref="{each}"/>' for each in merged.split())
+    book = xlsx({"One": cells_of([*above, *rows])}, behind=f"<mergeCells>{ranges}</mergeCells>" if merged else "")
+    sheet.convert(book, written := io.StringIO())
+    about, *lines = map(json.loads, filter(None, written.getvalue().splitlines()))
+    assert (about["header"], len(lines)) == (header, len(rows))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +232,8 @@ def test_a_small_workbook_of_endless_cells_ends_its_own_process_alone(tmp_path: 
     assert str(error.hint) == sheet.AS_CSV
 
 
-def test_who_reads_no_further_leaves_no_process(tmp_path: Path) -> None:
+def test_who_reads_no_further_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workbook, "KEPT_BYTES", 1000)
     rows = cells_of([["text"], *([str(n)] for n in range(30_000))])
     reader = reader_of(tmp_path, xlsx({"One": rows}), "rows.xlsx")
     blocks = reader.blocks(500)
@@ -141,6 +242,23 @@ def test_who_reads_no_further_leaves_no_process(tmp_path: Path) -> None:
     children = Path("/proc/thread-self/children").read_text().split()
     blocks.close()  # type: ignore[attr-defined]  # a generator
     assert len(children) - len(Path("/proc/thread-self/children").read_text().split()) == 1
+
+
+@pytest.mark.parametrize(("kept", "opened"), [(1 << 20, 1), (60, 3)], ids=["whole", "in part"])
+def test_a_workbook_that_is_opened_again_is_converted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int, opened: int
+) -> None:
+    """Where more is kept than is read."""
+    monkeypatch.setattr(workbook, "KEPT_BYTES", kept)
+    begun: list[object] = []
+    start = workbook.Workbook._start
+    monkeypatch.setattr(workbook.Workbook, "_start", lambda book: begun.append(book) or start(book))  # type: ignore[func-returns-value]  # None
+    content = xlsx({"One": cells_of(TABLE)})
+    reader_of(tmp_path, content, "rows.xlsx")
+    file = DataFile(tmp_path / "rows.xlsx", "rows.xlsx", len(content))
+    for _ in range(3):
+        assert [row.columns for row in all_rows(open_files([file], "data.train"))] == COLUMNS
+    assert len(begun) == opened
 
 
 def test_a_table_under_the_name_of_a_workbook_says_what_helps(tmp_path: Path) -> None:

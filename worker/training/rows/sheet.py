@@ -13,18 +13,21 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import resource
 import signal
 import sys
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import date, datetime, time
+from datetime import date, datetime, time, timedelta
 from itertools import chain, islice
 from typing import TYPE_CHECKING, TextIO
 
 from jobs.process.lifeline import tie_to_parent
 from jobs.text.units import format_bytes
+from worker.training.rows.row import NO_RESULT_CELL
+from worker.training.rows.sheet_xml import Range, completed, merged_in
 
 if TYPE_CHECKING:
     from python_calamine import CalamineSheet, CalamineWorkbook
@@ -38,6 +41,11 @@ _EXACT = 1 << 53
 
 _ENCRYPTED = "EncryptedPackage".encode("utf-16-le")
 """In the directory of an OLE file that holds a workbook with a password."""
+
+_NUMBER, _DATE = re.compile(r"[+-]?\d[\d.,]*\s?%?"), re.compile(r"\d{4}-\d\d-\d\d\b|-?\d+:\d\d:\d\d")
+_NAMES, _TITLE, _ROWS = 2, 10, 3
+"""Rows below the first one that names of columns may have besides; that a title may have; and rows by which texts that
+are longer than their name are told."""
 
 Cell = int | float | str | bool | None
 
@@ -55,6 +63,8 @@ class About:
     """That are not read."""
     unnamed: list[str]
     """Columns with values and no name in the header, which are not read."""
+    without_result: dict[str, int]
+    """By column, formulas whose result the file does not hold."""
 
 
 class Refused(Exception):
@@ -67,14 +77,16 @@ AS_CSV = "save the sheet that holds the rows as CSV (UTF-8) in the program that 
 class Sheet:
     """A sheet with a header and rows. `rows` are its rows from its first on."""
 
-    def __init__(self, name: str, left: int, rows: Iterator[list[Cell]]) -> None:
+    def __init__(self, name: str, left: int, rows: Iterator[list[Cell]], merged: Sequence[Range]) -> None:
         self.name, self._left, self._rows = name, left, rows
         self._head = list(islice(rows, _HEAD))
         filled = sorted(count for row in self._head if (count := _filled(row)))
-        usual = filled[len(filled) // 2] if filled else 0
-        places = (place for place, row in enumerate(self._head) if 2 * _filled(row) > usual)
-        self.header = next(places, -1)
-        """Place of the first row that fills more than half as many cells as rows usually do; -1: all are empty."""
+        self._usual = filled[len(filled) // 2] if filled else 0
+        places = (place for place, row in enumerate(self._head) if 2 * _filled(row) > self._usual)
+        first = next(places, -1)
+        self.header = first if first < 0 else self._names_from(first, merged)
+        """Place of the row that names the columns: the first one that fills more than half as many cells as rows
+        usually do, or one that `_names_from` finds below it; -1: all are empty."""
 
     @property
     def has_rows(self) -> bool:
@@ -89,6 +101,42 @@ class Sheet:
                 what = f"has two columns called {name!r} in sheet {self.name!r}"
                 raise Refused("bad_header", what, "rename one of them in the row that names the columns")
         return names
+
+    def _names_from(self, first: int, merged: Sequence[Range]) -> int:
+        """`first`, or the row that names the columns where `first` has a title or names of groups: the last that its
+        own cells are merged down to; or one below that fills more cells, all of them texts, and is no row itself."""
+        down = max((last for (top, _), (last, _) in merged if top == first), default=first)
+        if first < down <= first + _NAMES:
+            return down
+        top = self._head[first]
+        grouped = any(row == first and last > column for (row, column), (_, last) in merged)
+        doubtful = not all(cell is None or _may_name(cell) for cell in top)
+        for place in range(first + 1, min(first + 1 + _TITLE, len(self._head))):
+            row = self._head[place]
+            wider = _filled(row) > _filled(top) or (doubtful and _filled(row) == _filled(top))
+            sure = grouped and place == first + 1
+            if wider and _filled(row) >= self._usual and self._are_names(place, sure=sure, doubtful=doubtful):
+                return place
+            doubtful |= not _filled(row)
+        return first
+
+    def _are_names(self, place: int, *, sure: bool, doubtful: bool) -> bool:
+        """Whether a row is of texts that do not occur below it, and rows below are of another kind: numbers, or, where
+        the row above is `doubtful`, longer texts; or that is `sure`."""
+        row, other = self._head[place], sure
+        names = [cell for cell in row if cell is not None]
+        if not all(map(_may_name, names)) or len(set(names)) < len(names):
+            return False
+        for column, cell in enumerate(row):
+            below = [under[column] for under in self._head[place + 1 :] if under[column] is not None]
+            if cell is None or not below:
+                continue
+            if cell in below:
+                return False
+            texts = [value for value in below if isinstance(value, str) and not _DATE.match(value)]
+            longer = doubtful and len(texts) >= _ROWS and all(len(text) >= 2 * len(str(cell)) for text in texts)
+            other |= not texts or longer
+        return other
 
     def unnamed(self, names: list[str]) -> list[str]:
         """Letters of the columns with values, but no name."""
@@ -118,7 +166,8 @@ def convert(content: bytes, to: TextIO) -> None:
     import python_calamine as calamine
 
     try:
-        _convert(calamine.load_workbook(io.BytesIO(content)), to)
+        whole = completed(content)
+        _convert(calamine.load_workbook(io.BytesIO(whole)), to, merged_in(content), marked=whole is not content)
     except calamine.CalamineError as error:
         if isinstance(error, calamine.PasswordError) or _ENCRYPTED in content:
             hint = "take the password off in the program that wrote it, or " + AS_CSV
@@ -126,7 +175,8 @@ def convert(content: bytes, to: TextIO) -> None:
         raise Refused("damaged_file", f"cannot be read as a workbook: {error}", "copy it again, or " + AS_CSV) from None
 
 
-def _convert(book: CalamineWorkbook, to: TextIO) -> None:
+def _convert(book: CalamineWorkbook, to: TextIO, merged: Mapping[str, list[Range]], *, marked: bool) -> None:
+    """`merged`: by sheet, where the library does not know it; `marked`: there may be formulas without a result."""
     import python_calamine as calamine
 
     visible = [
@@ -139,11 +189,18 @@ def _convert(book: CalamineWorkbook, to: TextIO) -> None:
         if cells.start is None or cells.end is None:
             continue
         left = cells.start[1]
-        sheet = Sheet(name, left, _rows(cells, left))
+        ranges = cells.merged_cell_ranges or merged.get(name, [])
+        sheet = Sheet(name, left, _rows(cells, left, ranges), ranges)
         if sheet.has_rows:
             names = sheet.names()
             others = [each for each in book.sheet_names if each != name]
-            about = About(name, sheet.header + 1, cells.end[0] + 1, others, sheet.unnamed(names))
+            lacking = Counter(
+                names[place]
+                for row in (cells.iter_rows() if marked else ())
+                for place, cell in enumerate(row)
+                if cell == NO_RESULT_CELL and names[place]
+            )
+            about = About(name, sheet.header + 1, cells.end[0] + 1, others, sheet.unnamed(names), dict(lacking))
             to.write(json.dumps(asdict(about)) + "\n")
             sheet.write(names, to)
             return
@@ -153,11 +210,11 @@ def _convert(book: CalamineWorkbook, to: TextIO) -> None:
     )  # fmt: skip
 
 
-def _rows(cells: CalamineSheet, left: int) -> Iterator[list[Cell]]:
+def _rows(cells: CalamineSheet, left: int, merged: Sequence[Range]) -> Iterator[list[Cell]]:
     """The cells of each row, counted from the first row and the column `left`; those merged downwards all have the
     value."""
-    merged = sorted((first, last) for first, last in cells.merged_cell_ranges or () if last[0] > first[0])
-    waiting, open_ranges = deque(merged), dict[int, tuple[int, Cell]]()
+    downwards = sorted((first, last) for first, last in merged if last[0] > first[0])
+    waiting, open_ranges = deque(downwards), dict[int, tuple[int, Cell]]()
     for number, row in enumerate(cells.iter_rows()):
         values = [_value(cell) for cell in row]
         for column in [column for column, (last, _) in open_ranges.items() if last < number]:
@@ -185,7 +242,22 @@ def _value(cell: object) -> Cell:
             return cell.date().isoformat() if whole_day else cell.isoformat(" ", "seconds")
         case date() | time():
             return cell.isoformat()
+        case timedelta():
+            return _duration(cell)
     return str(cell)
+
+
+def _duration(cell: timedelta) -> str:
+    """Such as 26:03:04, as a spreadsheet shows it."""
+    seconds, part = divmod(abs(cell) // timedelta(microseconds=1), 1_000_000)
+    hours, seconds = divmod(seconds, 3600)
+    shown = f"{hours}:{seconds // 60:02}:{seconds % 60:02}" + (f".{part:06}".rstrip("0") if part else "")
+    return f"-{shown}" if cell < timedelta() else shown
+
+
+def _may_name(cell: Cell) -> bool:
+    """Whether it is a text, and no number."""
+    return isinstance(cell, str) and cell != NO_RESULT_CELL and not _NUMBER.fullmatch(cell.strip())
 
 
 def _filled(row: list[Cell]) -> int:

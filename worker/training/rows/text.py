@@ -29,7 +29,7 @@ from worker.training.rows.chat import (
     written,
 )
 from worker.training.rows.companions import is_nothing, judged
-from worker.training.rows.row import NOT_A_CHAT, Defect
+from worker.training.rows.row import NO_RESULT, NO_RESULT_CELL, NOT_A_CHAT, Defect
 from worker.training.rows.row_counts import RowCounts
 
 # Tab, newline and carriage return are white space to every tokenizer; the others are damage.
@@ -356,6 +356,8 @@ class RowReader:
 
     def _checked(self, text: str, name: str, changed: list[tuple[str, str]], *, verbatim: bool = False) -> str:
         """A text as it is learned from; `name`: what it is, for a defect."""
+        if not text.isprintable() and NO_RESULT_CELL in text:
+            raise Defect(NO_RESULT)
         if not text.isprintable() and (damage := _CONTROL.search(text)):
             raise Defect(f"control character U+{ord(damage.group()):04X}")
         if not verbatim and self._rewrite is not None and (rewritten := self._rewrite(text, self.normalized)) != text:
