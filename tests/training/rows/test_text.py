@@ -192,6 +192,7 @@ def test_a_translation_asks_which_way_and_takes_the_answer() -> None:
         ("{a.b} {nan?} end", "x end"),
         ("{a|json}", '{"b": "x", "c": {"d": ["one", "two"]}}'),
         ("{a.c.d|json}: {m[0]|json}", '["one", "two"]: {"content": "Hi"}'),
+        ("{gaps|json}", '{"a": null, "b": [1.5, null]}'),
         ("{a.b|json} {none|json?} {nan|json?} end", '"x" end'),
         ("{a|b|json}", "a column with bars"),
     ],
@@ -200,7 +201,7 @@ def test_a_template_takes_paths_and_leaves_out_what_is_optional(text: str, fille
     columns = {
         "a": {"b": "x", "c": {"d": ["one", "two"]}}, "m": [{"content": "Hi"}, {"content": "Ho"}], "empty": " ",
         "x.y": "a column with a dot", "a|b|json": "a column with bars", "Is it?": "yes", "list": [],
-        "blanks": ["", " "], "nan": float("nan"),
+        "blanks": ["", " "], "nan": float("nan"), "gaps": {"a": float("nan"), "b": [1.5, float("nan")]},
     }  # fmt: skip
     assert template(text, "data.input").fill(columns).strip() == filled
 
@@ -209,13 +210,16 @@ def test_a_template_takes_paths_and_leaves_out_what_is_optional(text: str, fille
     ("text", "reason"),
     [
         ("{a.c}", "missing a.c"), ("{m[7]}", "missing m[7]"), ("{m.prompt}", "missing m.prompt"),
-        ("{a[0]}", "missing a[0]"), ("{none|json}", "missing none"),
+        ("{a[0]}", "missing a[0]"), ("{none|json}", "missing none"), ("{endless|json}", "an infinite number in endless"),
         ("{m[0]}", "an object in m[0]"), ("{turns.completion}", "a chat without a reply"),
         ("{turns.prompt}", "a chat without a reply"), ("{none.prompt}", "missing none.prompt"),
     ],
 )  # fmt: skip
 def test_a_path_that_leads_nowhere_rejects_the_row(text: str, reason: str) -> None:
-    columns = {"a": {"b": "x"}, "m": [{"content": "Hi"}], "turns": [{"role": "user", "content": "Hi"}]}
+    columns = {
+        "a": {"b": "x"}, "m": [{"content": "Hi"}], "turns": [{"role": "user", "content": "Hi"}],
+        "endless": [float("nan"), {"a": -float("inf")}],
+    }  # fmt: skip
     with pytest.raises(Defect, match=re.escape(reason)):
         template(text, "data.input").fill(columns)
 

@@ -94,13 +94,13 @@ class Placeholder:
         return {self.text, self.name, self.column}
 
     def value(self, row: Mapping[str, Any]) -> Any:
-        """What the row has there; None: nothing."""
+        """What the row has there; None: nothing. Raises Defect where it has no JSON."""
         if self.text in row:
             return row[self.text]
         if self.name in row:
             return row[self.name]
         if self.as_json and not self.path:
-            return _as_json(row.get(self.column))
+            return _as_json(row.get(self.column), self.name)
         value = without_json(row.get(self.column)) if self.path else None
         for step in self.path:
             if isinstance(step, int):
@@ -109,7 +109,7 @@ class Placeholder:
                 value = chat_field(value, step)
             else:
                 value = value.get(step) if isinstance(value, dict) else None
-        return _as_json(value) if self.as_json else value
+        return _as_json(value, self.name) if self.as_json else value
 
 
 @dataclass(frozen=True)
@@ -448,9 +448,24 @@ def plain_text(value: Any, column: str) -> str:
     raise Defect(f"{OBJECT} in {column}" if isinstance(value, dict) else f"wrong type in {column}")
 
 
-def _as_json(value: Any) -> Any:
-    """A value as JSON, in the order of its keys; what is missing stays so."""
-    return value if _is_missing(value) else json.dumps(value, ensure_ascii=False, default=str)
+def _as_json(value: Any, name: str) -> Any:
+    """A value as JSON, in the order of its keys; what is missing stays so, and is null within. Raises Defect."""
+    if _is_missing(value):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
+    except ValueError:
+        return json.dumps(_without_nan(value, name), ensure_ascii=False, default=str)
+
+
+def _without_nan(value: Any, name: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nan(one, name) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(one, name) for one in value]
+    if isinstance(value, float) and math.isinf(value):
+        raise Defect(f"an infinite number in {name}")
+    return None if _is_missing(value) else value
 
 
 def _is_missing(value: Any) -> bool:
