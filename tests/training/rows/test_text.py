@@ -210,7 +210,8 @@ def test_a_template_takes_paths_and_leaves_out_what_is_optional(text: str, fille
     ("text", "reason"),
     [
         ("{a.c}", "missing a.c"), ("{m[7]}", "missing m[7]"), ("{m.prompt}", "missing m.prompt"),
-        ("{a[0]}", "missing a[0]"), ("{none|json}", "missing none"), ("{endless|json}", "an infinite number in endless"),
+        ("{a[0]}", "missing a[0]"), ("{none|json}", "missing none"),
+        ("{endless|json}", "an infinite number in endless"),
         ("{m[0]}", "an object in m[0]"), ("{turns.completion}", "a chat without a reply"),
         ("{turns.prompt}", "a chat without a reply"), ("{none.prompt}", "missing none.prompt"),
     ],
