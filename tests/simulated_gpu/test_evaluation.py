@@ -146,4 +146,4 @@ def test_a_job_that_only_evaluates_writes_texts_within_its_plan(
     memory, [measured] = run.plan().memory, facts(run, EvaluationFinished)
     assert memory is not None and memory.evaluation
     assert torch.cuda.max_memory_allocated() + memory.parts["context"] <= memory.peak_bytes
-    assert (texts.rows, measured.rows, len(measured.samples)) == ([40], 40, 2)
+    assert (texts.rows, measured.rows, len(measured.samples)) == ([20, 20], 40, 2)

@@ -16,6 +16,7 @@ from tests.training.attempts import StopAt
 from tests.training.conftest import VALIDATION_ROWS, VOCABULARY, batches_of, tiny_spec
 from tests.training.contexts import training_context
 from tests.training.stepping import FailingAt, Noting, optimizer_for
+from worker.training import evaluate as evaluate_module
 from worker.training.checkpoints.checkpoint import TrainState
 from worker.training.dataset.data import PreparedDataset, Writer
 from worker.training.evaluate import Evaluation, evaluate
@@ -38,10 +39,10 @@ def loaded(model_folder: Path) -> LoadedModel:
 
 def look(
     loaded: LoadedModel, dataset: PreparedDataset, journal: Noting, *, max_rows: int = 100, samples: int = 3,
-    safe: dict[str, SafeSize] | None = None, **options: Any,
+    safe: dict[str, SafeSize] | None = None, micro_batch: int = 4, **options: Any,
 ) -> Evaluation:  # fmt: skip
     spec = tiny_spec(evaluation={"max_rows": max_rows, "samples": samples})
-    state = TrainState(spec_sha256="", micro_batch=4, safe=safe or {})
+    state = TrainState(spec_sha256="", micro_batch=micro_batch, safe=safe or {})
     optimizer = optimizer_for(loaded.model)
     return evaluate(training_context(journal.folder, loaded, dataset, spec, optimizer, journal, state=state, **options))
 
@@ -128,7 +129,7 @@ def test_safe_sizes_of_training_are_respected_and_a_text_that_needs_more_costs_n
     looked_at.clear()
     safe = {"input ≤ 64, target ≤ 64": SafeSize(1)}
     assert look(loaded, dataset, noting, safe=safe).rows == VALIDATION_ROWS
-    assert looked_at == [1] * VALIDATION_ROWS and asked == [1, 1, 1]
+    assert looked_at == [1] * VALIDATION_ROWS and asked == [3, 2, 1, 1, 1]
     looked_at.clear()
     asked.clear()
     again = look(loaded, dataset, noting)
@@ -155,6 +156,34 @@ def test_micro_batches_are_no_larger_than_those_of_training_where_validation_row
     look(loaded, PreparedDataset.open(folder), noting, samples=0)
     planned = MicroBatchShape(4, 16, 8)  # the micro-batch of `look`, of the longest training row
     assert shapes and all(shape.rows == 2 and shape.inputs <= planned.inputs for shape in shapes)
+
+
+def test_texts_are_written_together_beside_a_micro_batch_of_one_row_and_are_those_of_each_row_alone(
+    loaded: LoadedModel, noting: Noting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = np.random.default_rng(0)
+    inputs = [[*draw.integers(3, VOCABULARY, length).tolist(), 1] for length in draw.integers(1, 16, 40)]
+    (folder := tmp_path / "prepared").mkdir()
+    with Writer(folder, VOCABULARY) as writer:
+        writer.add(inputs, [[4, 1]] * 40)
+        writer.finish({"train": np.arange(6), "validation": np.arange(6, 40)}, dataset_summary())
+    loaded.model.float()  # in bf16 other shapes round differently
+    generate: Any = loaded.model.generate
+    asked: list[int] = []
+
+    def counted(**options: Any) -> Any:
+        asked.append(len(options["input_ids"]))
+        return generate(**options)
+
+    monkeypatch.setattr(loaded.model, "generate", counted)
+    together = look(loaded, PreparedDataset.open(folder), noting, samples=34, micro_batch=1)
+    assert asked == [17, 17], "of 32 at most"
+    asked.clear()
+    monkeypatch.setattr(evaluate_module, "texts_together", lambda *_: 1)
+    alone = look(loaded, PreparedDataset.open(folder), noting, samples=34, micro_batch=1)
+    assert asked == [1] * 34
+    assert together.samples == alone.samples and together.loss == alone.loss
+    assert len({sample.generated for sample in alone.samples}) > 5
 
 
 def test_a_request_to_stop_is_seen_between_two_batches(

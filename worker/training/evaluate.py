@@ -21,11 +21,12 @@ from jobs.spec import BUILTIN_MODELS
 from jobs.verdict import Base, BaseDifference, ConfidenceInterval
 from worker.training import row_figures
 from worker.training.context import TrainingContext
-from worker.training.dataset.data import Int64
+from worker.training.dataset.data import Int64, Rows
 from worker.training.dataset.evaluation_rows import evaluation_rows
 from worker.training.machine.out_of_memory import KINDS, MemoryShortage
 from worker.training.memory.recovery import Pass, others_left, release_memory
 from worker.training.optimizers.loss_scaling import BEYOND_FLOAT16
+from worker.training.planning.room import texts_together
 from worker.training.scores.intervals import difference, interval, score
 from worker.training.scores.statistics import Floats
 from worker.training.scores.texts import is_unspaced, text_statistics
@@ -77,9 +78,9 @@ def evaluate(context: TrainingContext) -> Evaluation:
     what was found of each row in the run directory.
 
     Training is not disturbed: no gradients, the RNG is put back, the model is left in the mode it was in. Micro-batches
-    are those of training at most. When memory runs out anyway, others on the GPU are waited for once; else this is done
-    again in smaller ones of that length bucket, which training does not hear of. Raises StopAsked between two batches,
-    OutOfMemory at one row.
+    are those of training at most; texts, which need less, are written more together. When memory runs out anyway,
+    others on the GPU are waited for once; else this is done again in smaller ones of that length bucket, which training
+    does not hear of. Raises StopAsked between two batches, OutOfMemory at one row.
     """
     start = time.perf_counter()
     rows, loaded, cache, state = context.data.validation, context.loaded, context.cache, context.state
@@ -97,6 +98,8 @@ def evaluate(context: TrainingContext) -> Evaluation:
     try:
         with torch.random.fork_rng(devices), torch.no_grad():
             (loss, measured), limit = _fitting(_loss, context, looked_at, limit)
+            if not loaded.task.has_labels:
+                shown, limit = _longest_first(rows, chosen(written)), _limit_of_texts(context, limit)
             written_of, _ = _fitting(_generate, context, shown, limit)
     finally:
         loaded.model.train(training)
@@ -162,6 +165,24 @@ def _base(context: TrainingContext, loss: float | None) -> Base:
     loaded = context.loaded
     guess = math.inf if loaded.task.labels else math.log(loaded.model.config.vocab_size)
     return "pretrained" if loss is None or loss < _GUESSED * guess else "at_chance"
+
+
+def _longest_first(rows: Rows, chosen: Int64) -> list[Int64]:
+    """As one group, by the expected lengths of their texts: each batch is written until its longest has ended."""
+    return [chosen[np.lexsort((-rows.input_lengths[chosen], -rows.target_lengths[chosen]))]] if len(chosen) else []
+
+
+def _limit_of_texts(context: TrainingContext, limit: Limit) -> Limit:
+    """By what training leaves; `limit`: of the loss, as far as memory was enough."""
+    task, fits = context.loaded.task, min(map(limit.size, (limit.longest.bucket, *limit.safe)))
+    config = context.loaded.config
+    return limit.of_texts(texts_together(context.plan.memory, task, config, _most_tokens(context), fits))
+
+
+def _most_tokens(context: TrainingContext) -> int:
+    """Of a text that is written."""
+    asked = context.spec.evaluation.sample_tokens
+    return context.longest_target if asked == "auto" else asked
 
 
 def _fitting(
@@ -234,8 +255,7 @@ def _generate(context: TrainingContext, going: Pass, limit: Limit) -> dict[int, 
         return {}
     loaded, journal = context.loaded, context.journal
     journal.phase("generate")
-    asked = context.spec.evaluation.sample_tokens
-    most = context.longest_target if asked == "auto" else asked
+    most = _most_tokens(context)
     texts: dict[int, Sample] = {}
     going.batches = batches = limit.batches(context.data.validation, going.groups, loaded.pad_id)
     for number, batch in enumerate(batches):

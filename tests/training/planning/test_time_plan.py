@@ -12,21 +12,31 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
 
 from jobs.gpus import GpuFacts
 from jobs.measured import MeasuredGpu, TrainingRate
-from jobs.memory_plan import HostPlan
+from jobs.memory_plan import HostPlan, MemoryPlan
 from jobs.plan import DataPlan, EvaluationTime, ModelPlan, Plan, TimePlan, make_plan
 from jobs.spec import JobSpec, parse_spec
-from tests.support.samples import memory_plan
-from tests.training.conftest import XL
+from jobs.text.units import GIB
+from tests.support.samples import PARTS, memory_plan
+from tests.training.conftest import XL, tiny_model
+from tests.training.tasks.causal.families import config_of, model_of
 from tests.training.workplace import SHARED_DATA, Workplace, pairs
 from worker.training.dataset.data import PreparedDataset
 from worker.training.models.model_files import read_config
+from worker.training.planning import tracker as counted
+from worker.training.planning.kernels import inside_cpu
+from worker.training.planning.room import texts_together
 from worker.training.planning.time_plan import RowLengths, with_time
+from worker.training.planning.tracker import Tracker
 from worker.training.settings import TrainerSettings, from_environment
+from worker.training.tasks.causal.layout import layout_of as layout_of_causal
 from worker.training.tasks.seq2seq import builtin
 from worker.training.tasks.seq2seq.flops import PairFlops
+from worker.training.tasks.seq2seq.fused import fuse
+from worker.training.tasks.seq2seq.layout import layout_of
 from worker.training.tasks.seq2seq.task import Seq2Seq
 
 H200 = GpuFacts("NVIDIA H200", 143_771 * 2**20)
@@ -71,9 +81,10 @@ def test_30_million_rows_of_xl_need_at_least_131_hours_on_a_5090_and_the_plan_sa
 
 
 def test_evaluations_are_told_of_with_what_each_takes() -> None:
-    def planned(**evaluation: Any) -> EvaluationTime:
-        spec, plan = job(60_000, evaluation={"every_steps": 1000, **evaluation}, memory={"micro_batch": 32})
-        plan = plan.model_copy(update={"data": plan.data.model_copy(update={"validation_rows": 5000})})
+    def planned(memory: MemoryPlan | None = None, micro_batch: int = 32, **evaluation: Any) -> EvaluationTime:
+        spec, plan = job(60_000, evaluation={"every_steps": 1000, **evaluation}, memory={"micro_batch": micro_batch})
+        data = plan.data.model_copy(update={"validation_rows": 5000})
+        plan = plan.model_copy(update={"data": data, "memory": memory})
         time = with_time(plan, spec, XL, alike(60_000), RTX_5090).time
         assert time is not None and time.evaluations is not None and time.evaluations.text in str(time.text)
         return time.evaluations
@@ -83,8 +94,58 @@ def test_evaluations_are_told_of_with_what_each_takes() -> None:
     assert alone.count == 4, "2,344 steps: at 0, 1,000, 2,000 and the last"
     assert alone.seconds == pytest.approx(2000 * forward / (0.4 * 209.5e12), rel=0.01)
     assert planned().seconds - alone.seconds == pytest.approx(2 * 256 * 24 * 1e-3), "64 texts: two batches, 24 layers"
+    for memory, batches in (
+        (None, 2),
+        (memory_plan(micro_batch=1), 2),
+        (memory_plan(micro_batch=1, peak_bytes=12 * GIB), 8),
+    ):
+        texts_s = planned(memory, 1).seconds - planned(memory, 1, generate_rows=0, samples=0).seconds
+        assert texts_s == pytest.approx(batches * 256 * 24 * 1e-3), "beside a micro-batch of 1"
     assert planned(generate_rows=640).share > planned().share > alone.share > 0
     assert time_of(60_000, alike(60_000)).evaluations is None, "no validation rows"
+
+
+def test_texts_are_written_together_as_far_as_training_leaves_room_for_them() -> None:
+    def together(fits: int = 8, tokens: int = 256, **changes: Any) -> int:
+        return texts_together(memory_plan(**changes), Seq2Seq(), XL, tokens, fits)
+
+    lora = {"weights": 6 * GIB, "gradients": 0, "optimizer": 0, "context": GIB, "activations": GIB, "temporaries": 0}
+    small: dict[str, Any] = {"parts": lora, "peak_bytes": 8 * GIB}
+    each = layout_of(XL).text_bytes(256, 256)
+    assert GIB // each == 10, "keys and values of 24 layers, 4,096 wide: 96 MiB a text"
+    assert together() == 32, "9 GiB of activations, and gradients"
+    assert together(**small) == 8
+    assert together(4, **small) == 4, "half of the planned rows: half of the room"
+    assert together(1, 1024, **small, micro_batch=1) == 2, "longer texts"
+    assert together(24, **small, micro_batch=24) == 24, "never fewer than rows of training"
+    assert together(1, **small, micro_batch=1, sharded_bytes=1) == 8
+    assert together(1, micro_batch=1, peak_bytes=11 * GIB, parts=PARTS | {"optimizer": 0}, sharded_bytes=1) == 1
+    assert together(1, micro_batch=1, **small, budget_source="host", device="cpu") == 32, "all that is free"
+
+
+@pytest.mark.parametrize("shape", [(16, 48), (96, 16)])
+@pytest.mark.parametrize("family", ["t5", "qwen2", "gpt2"])
+def test_a_text_takes_about_what_is_said_while_it_is_written(family: str, shape: tuple[int, int]) -> None:
+    inputs, outputs = shape
+    if family == "t5":
+        model: Any = tiny_model(num_layers=6, vocab_size=512)
+        fuse(model.to(torch.bfloat16))
+        layout = layout_of(model.config.to_dict())
+    else:
+        model, layout = model_of(family, torch.bfloat16), layout_of_causal(config_of(family))
+    ids = torch.randint(3, 60, (4, inputs), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[0, inputs // 2 :] = 0
+    tracker = Tracker(torch.device("cpu"), inside=inside_cpu)
+    tracker.add([*model.parameters(), *model.buffers()], counted.WEIGHTS)
+    before = tracker.total
+    with torch.no_grad(), tracker:
+        model.eval().generate(
+            ids, attention_mask=mask if family == "t5" else mask.flip(1), do_sample=False, pad_token_id=0,
+            max_new_tokens=outputs, min_new_tokens=outputs,
+        )  # fmt: skip
+    took = (tracker.peak - before) / len(ids)
+    assert 0.95 * took <= layout.text_bytes(inputs, outputs) <= 3 * took
 
 
 def test_updates_by_the_host_count_once_a_step_whatever_was_measured_and_not_in_evaluations() -> None:

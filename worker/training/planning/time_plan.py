@@ -12,11 +12,11 @@ import numpy as np
 from jobs.gpus import REFERENCE, GpuFacts
 from jobs.plan import EvaluationTime, Plan, make_time_plan, rows_of_steps, warmup_steps
 from jobs.spec import DataSpec, JobSpec
+from worker.training.planning.room import texts_together
 from worker.training.settings import TrainerSettings
 from worker.training.steps.shape import Lengths
 from worker.training.tasks.registry import task_of
 from worker.training.tasks.task import Task
-from worker.training.tasks.widths import EVALUATED_TOGETHER
 
 DECODED_LAYER_S = 1e-3
 """Seconds that a token of `generate` takes for each layer of a decoder: Python ahead of the GPU. A typical figure,
@@ -147,8 +147,9 @@ def evaluation_s(
     if task.has_labels:
         return once
     scored = asked.scored_rows if any(metric.of_texts for metric in asked.measured(task.metrics)) else 0
-    batches = math.ceil(min(rows, max(scored, asked.samples)) / min(EVALUATED_TOGETHER, plan.resolved.micro_batch))
     tokens = int(np.quantile(lengths.targets, 0.99)) if asked.sample_tokens == "auto" else asked.sample_tokens
+    together = texts_together(plan.memory, task, config, tokens, plan.resolved.micro_batch)
+    batches = math.ceil(min(rows, max(scored, asked.samples)) / together)
     layers = task.layers(config) / (2 if task.targets_apart else 1)
     reading = 2 * plan.model.parameters / (gpu.memory_bandwidth or REFERENCE.memory_bandwidth or math.inf)
     return once + batches * tokens * max(reading, layers * DECODED_LAYER_S)

@@ -9,6 +9,12 @@ from dataclasses import dataclass, field
 
 from jobs.errors import Rejected
 
+_LAYER = re.compile(r"\.(?:blocks?|layers?|h)\.(\d+)\.")
+_ENCODER, _CROSS = re.compile(r"\bencoder\."), re.compile(r"\.(?:EncDecAttention|encoder_attn)\.")
+_KEYS_OR_VALUES = re.compile(r"\.(?:[kv]|[kv]_proj|key|value)\.weight$")
+_KEYS_AND_VALUES = re.compile(r"\.(?:\w*qkv\w*|c_attn|query_key_value|kv_b_proj)\.weight$", re.IGNORECASE)
+"""Of one matrix, mostly with the queries."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -63,6 +69,34 @@ class Layout:
     def parameters(self) -> int:
         """How many weights these are."""
         return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def text_bytes(self, inputs: int, outputs: int) -> int:
+        """About what a text of so many tokens takes beside the weights while it is written, of 16 bits a number: keys
+        and values of all layers, what one layer computes, and logits in float32."""
+        vocabulary, width = self.shapes[self.embedding]
+        matrices = {name: shape for name, shape in self.shapes.items() if len(shape) == 2 and _LAYER.search(name)}
+        encoder = {name: shape for name, shape in matrices.items() if _ENCODER.search(name)}
+        first = [max(shape) for name, shape in (encoder or matrices).items() if _layer(name) == 0]
+        cached = {name: _cached(name, shape) for name, shape in matrices.items() if name not in encoder}
+        cross = sum(size for name, size in cached.items() if _CROSS.search(name))
+        own = sum(cached.values()) - cross or 2 * width * (1 + max(map(_layer, matrices), default=0))
+        # Scores of all heads where they get a bias, of T5; else a mask for all of them.
+        heads = max((shape[1] for name, shape in encoder.items() if "relative_attention_bias" in name), default=1)
+        of_inputs, positions = (cross, max(inputs, outputs)) if encoder else (own, inputs + outputs)
+        copies = 4 * max((max(matrices[name]) for name, size in cached.items() if size), default=width)
+        reading = inputs * (sum(first) + (0 if encoder else own)) + 3 * heads * inputs**2
+        writing = inputs * (of_inputs + width) + outputs * own + copies * positions + 6 * vocabulary
+        return 2 * max(reading, writing)
+
+
+def _layer(name: str) -> int:
+    found = _LAYER.search(name)
+    return int(found[1]) if found else 0
+
+
+def _cached(name: str, shape: tuple[int, ...]) -> int:
+    """Numbers that `generate` keeps of each token by this matrix."""
+    return shape[0] if _KEYS_OR_VALUES.search(name) else max(shape) if _KEYS_AND_VALUES.search(name) else 0
 
 
 def within(name: str, modules: Collection[str]) -> bool:

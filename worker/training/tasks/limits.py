@@ -31,14 +31,16 @@ MIN_POSITIONS = 1024
 class MicroBatchLimit(ABC, Generic[AnyBatch]):
     """How much goes through the model at once: `micro_batch` rows of the longest shape that the data has.
 
-    Shorter rows may be more, but never with more input positions nor more target positions in all than those; at 1 it
-    is one row at a time, whatever its shape. Buckets in `safe` have a size of their own, which is never more.
+    Shorter rows may be more, but never with more input positions nor more target positions in all than those; at 1, or
+    `by_rows`, it is that many rows, whatever their shape. Buckets in `safe` have a size of their own, which is never
+    more.
     """
 
     micro_batch: int
     input_width: int
     target_width: int
     safe: Mapping[str, SafeSize] = field(default_factory=dict)
+    by_rows: bool = False
     least_positions: ClassVar[int] = MIN_POSITIONS
     """A micro-batch of fewer takes in the next group, if that fits."""
 
@@ -59,10 +61,14 @@ class MicroBatchLimit(ABC, Generic[AnyBatch]):
     def rows(self, input_width: int, target_width: int, *others: str) -> int:
         """Rows of this shape that may go together, at least one; by the smallest size of its own and other buckets."""
         size = min(self.size(bucket) for bucket in (bucket_of(input_width, target_width), *others))
-        if size == 1:
-            return 1
+        if size == 1 or self.by_rows:
+            return size
         fit = min(self.input_width / input_width, self.target_width / target_width)
         return max(1, int(size * fit))
+
+    def of_texts(self, together: int) -> Self:
+        """For so many rows whose texts are written at once: a short row may get a text as long as any."""
+        return replace(self, micro_batch=together, safe={}, by_rows=True)
 
     @property
     def longest(self) -> MicroBatchShape:

@@ -146,6 +146,9 @@ class Limit(Protocol):
     def size(self, bucket: str) -> int:
         """Of a bucket, in rows of the longest shape."""
 
+    def of_texts(self, together: int) -> Limit:
+        """For so many rows whose texts are written at once: a short row may get a text as long as any."""
+
     def shapes(self, rows: Rows, groups: Sequence[Int64]) -> list[MicroBatchShape]:
         """Of the micro-batches of these groups, in order."""
 
