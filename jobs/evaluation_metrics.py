@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal
 
+from jobs.text.units import format_figure
+
 Basis = Literal["loss", "tokens", "texts", "labels", "label sets"]
 """What a metric is computed from: the loss; the most probable tokens; generated texts; one label a row; or several."""
 Scale = Literal["shares", "scores"]
@@ -86,7 +88,7 @@ class EvaluationMetric(StrEnum):
 
     def figure(self, value: float) -> str:
         """Its value for people."""
-        return f"{value:,.{self.places}f}"
+        return format_figure(value, self.places)
 
 
 def metrics_of(task: str, *, multi_label: bool = False) -> tuple[EvaluationMetric, ...]:
@@ -105,7 +107,7 @@ def metric_words(name: str) -> str:
 def metric_figure(name: str, value: float) -> str:
     """The same of its value."""
     found = _BY_NAME.get(name)
-    return f"{value:,.4f}" if found is None else found.figure(value)
+    return format_figure(value) if found is None else found.figure(value)
 
 
 def cost_of(metric: str, loss: float | None, metrics: Mapping[str, float]) -> float | None:

@@ -15,7 +15,7 @@ from jobs.gpus import REFERENCE, GpuFacts, short_name
 from jobs.labels import LabelPlan
 from jobs.memory_plan import DType, MemoryPlan, MemorySummary, OptimizerName
 from jobs.spec import FullMethod, JobSpec, TrainingSpec
-from jobs.text.units import durations_alike, format_duration, format_number, format_share
+from jobs.text.units import durations_alike, format_duration, format_figure, format_number, format_share
 from jobs.verdict import LEAST_ROWS
 
 EXPECTED_SHARE = 0.4
@@ -381,7 +381,7 @@ class SourceSummary(Frozen):
     @property
     def text(self) -> str:
         """For people: where it continues, and whether the learning rate jumps there."""
-        loss = "" if self.loss is None else f", where the validation loss was {self.loss:.4f}"
+        loss = "" if self.loss is None else f", where the validation loss was {format_figure(self.loss)}"
         before, then = self.learning_rate, self.next_learning_rate
         rate = ""
         if before is not None and then is not None and not 0.5 * before <= then <= 2 * before:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from jobs.events import EvaluationFinished
-from jobs.text.units import format_duration, format_share
+from jobs.text.units import format_duration, format_figure, format_share
 from longhaul.answers import JobDict, JsonObject
 from longhaul.api import ApiError, Longhaul, Unreachable
 from longhaul.children import ROOT, ChildProcess, python
@@ -163,7 +163,7 @@ def _report(console: Console, job: JobDict, evaluations: list[EvaluationFinished
     enough = fallen >= MUST_FALL_BY
     verdict = "" if enough else f", which is less than the {format_share(MUST_FALL_BY)} it should be"
     say(
-        f"validation loss {first:.4f} → {last:.4f}: {format_share(fallen)} lower{verdict}",
+        f"validation loss {format_figure(first)} → {format_figure(last)}: {format_share(fallen)} lower{verdict}",
         "bold green" if enough else "bold red",
     )
     return 0 if enough else 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from jobs.text.units import format_bytes, format_duration
+from jobs.text.units import format_bytes, format_duration, format_figure
 from longhaul.answers import JobDict
 
 
@@ -26,7 +26,7 @@ def size(count: float | None) -> str:
 
 def loss(value: float | None) -> str:
     """Four places; a dash when unknown."""
-    return "–" if value is None else f"{value:.4f}"
+    return "–" if value is None else format_figure(value)
 
 
 def clock(at: float) -> str:

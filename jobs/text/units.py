@@ -1,8 +1,9 @@
 """Numbers, shares, bytes, durations and sizes of models for people. No other module words them
 (`tests/jobs/test_units.py`).
 
-Counts have thousands separators: `58,006`. A share is a percentage with a space before its sign: `15.1 %`. Other
-figures have four significant digits, small ones a power of ten: `1.912`, `8.85e-4`.
+Counts have thousands separators: `58,006`. A share is a percentage with a space before its sign: `15.1 %`. A loss has
+four digits after the point wherever it is shown: `1.9123`. Other figures have four significant digits, small ones a
+power of ten: `1.912`, `8.85e-4`.
 """
 
 from __future__ import annotations
@@ -63,6 +64,12 @@ def format_number(value: float, digits: int = 4) -> str:
     if abs(value) >= 999.5:
         return f"{value:,.0f}"
     return _plain(f"{value:#.{digits}g}")
+
+
+def format_figure(value: float, places: int = 4) -> str:
+    """A loss, or another figure of which one says the next to be larger or smaller: `1.9123`, `0.5000`; with so many
+    digits after the point."""
+    return f"{value:,.{places}f}"
 
 
 def format_change(value: float, digits: int = 4) -> str:

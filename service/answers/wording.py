@@ -48,7 +48,7 @@ from jobs.events import (
 from jobs.memory_plan import MemorySummary, describe
 from jobs.plan import StepLimit, TimeSummary, limit_words
 from jobs.reasons import Reason
-from jobs.text.units import bytes_alike, bytes_by_name, format_bytes, format_duration, format_share
+from jobs.text.units import bytes_alike, bytes_by_name, format_bytes, format_duration, format_figure, format_share
 
 log = logging.getLogger("longhaul.service")
 UNWORDED = Counter(
@@ -196,7 +196,7 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
         case JobValidated():
             return "dry run: the job is valid"
         case JobSucceeded():
-            loss = f", validation loss {fact.loss:.4f}" if fact.loss is not None else ""
+            loss = f", validation loss {format_figure(fact.loss)}" if fact.loss is not None else ""
             judged = f"; {fact.verdict.text}" if fact.verdict is not None else ""
             if fact.model is None:
                 figures = (f"{name} {text}" for name, text in fact.measured.items())

@@ -13,7 +13,15 @@ from jobs.comparison.answer import Difference
 from jobs.evaluation_metrics import chosen_text, metric_figure, metric_words
 from jobs.memory_plan import layers
 from jobs.plan import limit_words
-from jobs.text.units import bytes_alike, format_bytes, format_duration, format_number, format_parameters, format_share
+from jobs.text.units import (
+    bytes_alike,
+    format_bytes,
+    format_duration,
+    format_figure,
+    format_number,
+    format_parameters,
+    format_share,
+)
 from jobs.verdict import measured, measured_text
 from service import answers
 from service.pages.trial_charts import clipped, setting_text
@@ -33,7 +41,7 @@ def size(count: float | None) -> str:
 
 def figure(value: float | None, places: int = 4) -> str:
     """A loss, or another figure of that size."""
-    return DASH if value is None else f"{value:,.{places}f}"
+    return DASH if value is None else format_figure(value, places)
 
 
 def whole(count: float | None) -> str:
@@ -46,9 +54,9 @@ def percent(share: float | None) -> str:
     return DASH if share is None else f"{format_share(share)}"
 
 
-def small(value: float | None) -> str:
+def small(value: float | None, digits: int = 4) -> str:
     """Such as a learning rate."""
-    return DASH if value is None else format_number(value)
+    return DASH if value is None else format_number(value, digits)
 
 
 def moment(at: float) -> str:

@@ -23,6 +23,7 @@ from jobs.text.units import (
     format_bytes,
     format_change,
     format_duration,
+    format_figure,
     format_milliseconds,
     format_number,
     format_parameters,
@@ -128,22 +129,24 @@ def test_the_scripts_of_the_pages_write_them_alike() -> None:
 
 def test_fewer_digits_can_be_asked_for() -> None:
     assert [format_number(value, 3) for value in (38.21, 0.0512, 1234.5)] == ["38.2", "0.0512", "1,234"]
+    assert [format_figure(1.91226), format_figure(1234.5, 1)] == ["1.9123", "1,234.5"]
     assert [format_change(value) for value in (0.5, -8.85e-4)] == ["+0.5", "-8.85e-4"]
 
 
-BY_HAND = re.compile(r"[+,]*\d*(\.\d+)?%|[+,]*\.\d+[ge]")
-"""Formats of shares and of so many significant digits. `g` alone shows a setting as it was typed."""
+BY_HAND = re.compile(r"[+,]*\d*(\.\d+)?%|[+,]*\.\d+[ge]|[+,]*\.[3-9]f")
+"""Formats of shares, of so many significant digits, and of losses. `g` alone shows a setting as it was typed."""
 OTHERS_FORMATS = {
     "jobs/text/units.py": "it is the formatter",
     "jobs/sweeps/space.py": "a value of a parameter, rounded",
     "worker/suggestions.py": "a value of a parameter, rounded",
+    "service/jobs/sweeps.py": "seconds of a table that programs read",
     "service/pages/trial_charts.py": "coordinates, and the ticks of an axis",
     "service/pages/line_chart.py": "ticks of an axis",
 }
 
 
 def figures_by_hand(tree: ast.AST) -> Iterator[int]:
-    """Lines where an f-string formats a share or so many significant digits."""
+    """Lines where an f-string formats a share, a loss or so many significant digits."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FormattedValue) and isinstance(node.format_spec, ast.JoinedStr):
             spec = "".join(str(part.value) for part in node.format_spec.values if isinstance(part, ast.Constant))
@@ -151,7 +154,7 @@ def figures_by_hand(tree: ast.AST) -> Iterator[int]:
                 yield node.lineno
 
 
-def test_no_other_module_words_shares_or_significant_digits() -> None:
+def test_no_other_module_words_shares_losses_or_significant_digits() -> None:
     files = [file for room in ("jobs", "service", "worker", "longhaul") for file in (ROOT / room).rglob("*.py")]
     found = [
         f"{name}:{line}"
@@ -159,12 +162,12 @@ def test_no_other_module_words_shares_or_significant_digits() -> None:
         if (name := str(file.relative_to(ROOT))) not in OTHERS_FORMATS
         for line in figures_by_hand(ast.parse(file.read_text()))
     ]
-    assert not found, "jobs/text/units.py has format_share and format_number"
+    assert not found, "jobs/text/units.py has format_share, format_figure and format_number"
 
 
 def test_a_share_and_a_small_number_made_by_hand_are_found() -> None:
-    source = 'f"{part:.1%} of {loss:.4g}, {rate:+,.2g}, {weight:g}, {count:,}, {percent:6.0%}"'
-    assert len(list(figures_by_hand(ast.parse(source)))) == 4
+    source = 'f"{part:.1%} of {loss:.4g}, {rate:+,.2g}, {weight:g}, {count:,}, {percent:6.0%} {loss:,.4f}"'
+    assert len(list(figures_by_hand(ast.parse(source)))) == 5
 
 
 def made_by_hand(tree: ast.AST) -> Iterator[int]:

@@ -122,8 +122,8 @@ def test_a_good_run_is_two_messages_and_a_picture(channel: JobChannel) -> None:
     assert "██████████░░░░░░░░░░" in start.text
     assert "training begins" not in start.text, "it has"
     assert {each["name"]: each["value"] for each in start.payload["embeds"][0]["fields"]} == {
-        "Loss": f"{story.row(200).loss:.4g}",
-        "Validation loss": "2.31",
+        "Loss": f"{story.row(200).loss:.4f}",
+        "Validation loss": "2.3100",
         "Time left": "11 min 10 s",
         "Rows per second": "38.2",
         "Tokens per second": "14,700",
@@ -142,7 +142,7 @@ def test_a_good_run_is_two_messages_and_a_picture(channel: JobChannel) -> None:
     assert done.attachments["loss.png"].startswith(PNG)
     assert done.payload["embeds"][0]["image"] == {"url": "attachment://loss.png"}
     assert done.footer == "job-1 · attempt 1 · event 10"
-    assert "2.31 → 0.91" in done.text and "%" not in done.text
+    assert "2.3100 → 0.9100" in done.text and "%" not in done.text
     assert "Fetch it with `longhaul download job-1`." in done.text
     assert channel.feed.closed
 

@@ -99,7 +99,7 @@ def test_its_facts_are_those_of_the_job(make_run: MakeRun) -> None:
         step: float(f"{loss:.4f}") for step, loss in evaluated.items()
     }.items()
     assert int(curve[0][0]) == 0 and int(curve[-1][0]) == max(evaluated)
-    assert f"{min(evaluated.values()):.6f}" in page
+    assert f"{min(evaluated.values()):.4f}" in page
     assert len(blocks(page, "text")) == 0 and "your input, written as in the table" in page
 
 

@@ -260,6 +260,6 @@ def test_the_log_shows_progress_at_most_twice_a_minute(caplog: pytest.LogCapture
         progress.add(metric_row(step, eta_s=3600.0), 100)
         clock.now += 10
     assert [record.getMessage() for record in caplog.records] == [
-        *(f"step {step} of 100: training loss 2.0000, 10.0 rows/s, 1 h left" for step in (10, 40, 70)),
-        "step 100 of 100: training loss 2.0000, 10.0 rows/s",
+        *(f"step {step} of 100: training loss 2.0000, 10 rows/s, 1 h left" for step in (10, 40, 70)),
+        "step 100 of 100: training loss 2.0000, 10 rows/s",
     ]

@@ -11,7 +11,7 @@ from jobs.events import Event, JobCancelled, JobFailed, JobSubmitted, JobSucceed
 from jobs.metrics import MetricRow
 from jobs.text.colours import GRID, INK, PAGE, PLOT
 from jobs.text.png import png
-from jobs.text.units import format_number
+from jobs.text.units import format_figure
 from worker.sinks.base import DONE, Outcome, SinkJob
 
 FILE_NAME = "loss.png"
@@ -89,14 +89,14 @@ def draw(
         if held_out:
             steps, losses = zip(*held_out, strict=True)
             best_step, best = min(held_out, key=lambda point: point[1])
-            label = f"validation (best {format_number(best)} at step {best_step:,})"
+            label = f"validation (best {format_figure(best)} at step {best_step:,})"
             axes.plot(steps, losses, color=VALIDATION, marker="o", markersize=5, linewidth=1.4, label=label)
         for number, step in enumerate(later):
             axes.axvline(step, color=ATTEMPT, linestyle=":", linewidth=1.2, label=None if number else "next attempt")
         title += " · loss"
         if (scale := settled([*points, *held_out])) is not None:
             axes.set_ylim(*scale)
-            title += f", from {format_number(max(loss for _, loss in [*points, *held_out]))}"
+            title += f", from {format_figure(max(loss for _, loss in [*points, *held_out]))}"
         axes.set_title(title.replace("$", r"\$"), color=INK, fontsize=11, loc="left", wrap=True)
         axes.set_xlabel("step", color=INK)
         axes.set_ylabel("loss (nats)", color=INK)

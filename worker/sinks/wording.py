@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.text.units import format_number
+from jobs.text.units import format_figure
 
 BAR_CELLS = 20
 
@@ -34,8 +34,8 @@ def change(first: float | None, last: float | None) -> str:
     if last is None:
         return "not measured"
     if first is None or first == last:
-        return format_number(last)
-    return f"{format_number(first)} → {format_number(last)}"
+        return format_figure(last)
+    return f"{format_figure(first)} → {format_figure(last)}"
 
 
 def bar(fraction: float) -> str:

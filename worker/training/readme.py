@@ -16,7 +16,7 @@ from jobs.plan import Plan, SourcePlan, limit_words
 from jobs.process.secrets import redact
 from jobs.reasons import Reason
 from jobs.spec import DataSpec, WeightedSource
-from jobs.text.units import format_change
+from jobs.text.units import format_change, format_figure
 from jobs.version import VERSION
 from worker.training.adapters.method import BaseModel, Method
 from worker.training.context import TrainingContext
@@ -39,7 +39,9 @@ def readme(context: TrainingContext, method: Method, result: TrainResult, remark
     report = context.data.manifest.report
     evaluations = evaluations_of(context.run)
     base = plan.model.source + (f" at commit {plan.model.revision}" if plan.model.revision else "")
-    measured = "not evaluated" if loss is None else f"validation loss {loss:.6f} (nats per {loaded.task.unit})"
+    measured = (
+        "not evaluated" if loss is None else f"validation loss {format_figure(loss)} (nats per {loaded.task.unit})"
+    )
     training, resolved = spec.training, plan.resolved
     loaded_as = "bfloat16" if resolved.dtype == "bfloat16" else "float16, adapters in float32"
     dropout = "the model's own" if training.dropout is None else f"{training.dropout}"
@@ -305,8 +307,8 @@ def _curve(run: RunDir, evaluations: dict[int, EvaluationFinished]) -> list[str]
     lines = ["## Curve", "", "| step | training loss | validation loss |", "|---:|---:|---:|"]
     for step in chosen:
         before = [row for row in rows if row.step <= step]
-        training = f"{before[-1].loss:.4f}" if before else "–"
-        lines.append(f"| {step:,} | {training} | {evaluations[step].loss:.4f} |")
+        training = format_figure(before[-1].loss) if before else "–"
+        lines.append(f"| {step:,} | {training} | {format_figure(evaluations[step].loss)} |")
     return [*lines, ""]
 
 

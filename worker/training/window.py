@@ -11,7 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from jobs.metrics import MetricRow
-from jobs.text.units import format_duration
+from jobs.text.units import format_duration, format_figure, format_number
 from worker.training.gpu_speed import GpuSpeed
 from worker.training.machine.device import gpu_id
 from worker.training.machine.host import host_memory
@@ -176,4 +176,5 @@ class ProgressLog:
             return
         self._next = self._clock() + LOGGED_EVERY_S
         left = f", {format_duration(row.eta_s)} left" if row.step < steps else ""
-        log.info("step %d of %d: training loss %.4f, %.1f rows/s%s", row.step, steps, row.loss, row.rows_per_s, left)
+        loss, pace = format_figure(row.loss), format_number(row.rows_per_s, 3)
+        log.info("step %d of %d: training loss %s, %s rows/s%s", row.step, steps, loss, pace, left)

@@ -139,10 +139,10 @@ function options(panel, width) {
   const name = axis === "at" ? "time" : axis;
   const series = [{ label: name, ...(axis === "at" ? {} : { value: newest }) }]; // of a time uPlot has words
   if (panel.title === "loss") {
-    series.push(line("training", { stroke: color("--accent"), width: 1.5 }));
-    const bound = { width: 0, stroke: "transparent", points: { show: false }, class: "bound" };
+    series.push(line("training", { value: newestLoss, stroke: color("--accent"), width: 1.5 }));
+    const bound = { value: newestLoss, width: 0, stroke: "transparent", points: { show: false }, class: "bound" };
     series.push(line("lowest", bound), line("highest", bound));
-    series.push(line("validation", { stroke: color("--good"), width: 1.5, spanGaps: true, points: { show: true, size: 6 } }));
+    series.push(line("validation", { value: newestLoss, stroke: color("--good"), width: 1.5, spanGaps: true, points: { show: true, size: 6 } }));
   } else if (panel.metrics) {
     panel.metrics.forEach((name, at) => series.push(line(name, { ...lineStyle(at), spanGaps: true, points: { show: true, size: 5 } })));
   } else {
@@ -176,10 +176,13 @@ const LINES = 10;
 export const lineStyle = (at) => ({ stroke: color(`--line-${at % LINES}`), width: 1.5, dash: at < LINES ? undefined : [6, 4] });
 
 // In a legend: the value below the cursor, or the last one.
-export function newest(plot, value, series, at) {
+const inLegend = (write) => (plot, value, series, at) => {
   const shown = at === null || at === undefined ? plot.data[series].findLast((each) => each !== null && each !== undefined) : value;
-  return shown === null || shown === undefined ? "–" : figure(shown);
-}
+  return shown === null || shown === undefined ? "–" : write(shown);
+};
+// As format_figure in jobs/text/units.py.
+const PLACES = { minimumFractionDigits: 4, maximumFractionDigits: 4 };
+export const newest = inLegend((value) => figure(value)), newestLoss = inLegend((loss) => loss.toLocaleString("en", PLACES));
 
 // As format_number in jobs/text/units.py.
 export function figure(value) {

@@ -1,5 +1,5 @@
 // The losses of several jobs in one picture, by step, tokens or hours.
-import { LABEL, color, figure, lineStyle, newest } from "./charts.js";
+import { LABEL, color, figure, lineStyle, newest, newestLoss } from "./charts.js";
 import { address } from "./live.js";
 
 const place = document.getElementById("overlay"), axis = document.getElementById("axis");
@@ -41,7 +41,7 @@ function draw() {
     ...lineStyle(at),
     spanGaps: true,
     points: { show: false },
-    value: newest,
+    value: newestLoss,
   }));
   plot = new uPlot(
     {

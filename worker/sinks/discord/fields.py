@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jobs.events import Fault, JobPrepared
 from jobs.metrics import MetricRow
-from jobs.text.units import format_bytes, format_duration, format_number, format_share
+from jobs.text.units import format_bytes, format_duration, format_figure, format_number, format_share
 from worker.sinks.base import SinkJob
 from worker.sinks.discord.limits import Embed, EmbedField, cut
 from worker.sinks.wording import change, plain, sentence
@@ -31,7 +31,7 @@ def figures(job: SinkJob, row: MetricRow | None) -> list[EmbedField]:
     """How it goes; before the first row, what was planned."""
     fields = []
     if row is not None:
-        fields.append(field("Loss", format_number(row.loss), inline=True))
+        fields.append(field("Loss", format_figure(row.loss), inline=True))
     if job.evaluations:
         first, last = (job.evaluations[pick(job.evaluations)] for pick in (min, max))
         fields.append(field("Validation loss", change(first, last), inline=True))

@@ -26,6 +26,7 @@ from jobs.text.units import (
     bytes_alike,
     format_bytes,
     format_duration,
+    format_figure,
     format_milliseconds,
     format_parameters,
     format_share,
@@ -115,7 +116,8 @@ class TrainingChecks:
         excess = (loaded.peak_ratio - 1) * loaded.parameter_bytes
         found = judge(
             "load",
-            f"{self.parameters}: peak {loaded.peak_ratio:.3f} × its weights, {format_duration(loaded.seconds)}, "
+            f"{self.parameters}: peak {format_figure(loaded.peak_ratio, 3)} × its weights, "
+            f"{format_duration(loaded.seconds)}, "
             f"micro-batch {resolved.micro_batch}, {resolved.optimizer}", limit=f"≤ {LOAD_LIMIT}, or 64 MiB besides",
             fail=loaded.peak_ratio > LOAD_LIMIT and excess > NOISE_BYTES,
             hint="report it: the model is held twice", ratio=loaded.peak_ratio,

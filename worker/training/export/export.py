@@ -30,7 +30,7 @@ from jobs.export import (
     unsupported_text,
     wrong_dtype,
 )
-from jobs.text.units import bytes_alike, format_number
+from jobs.text.units import bytes_alike, format_figure, format_number
 from jobs.version import VERSION
 from worker.training.adapters.merging import Merged, computed_merged
 from worker.training.adapters.wide import Widened
@@ -224,10 +224,9 @@ def refuse_differing(found: Verification, said: float, format: str) -> None:
     """Raises Rejected (`export_differs`)."""
     if not found.difference <= found.limit:  # also where it is no number
         raise Rejected(
-            f"{found.runtime} opens the export, but gives a held-out token {said:.4f} nats where the trained model "
-            f"gives {found.log_probability:.4f}: the mean difference is {format_number(found.difference, 2)}, "
-            f"and {found.limit:g} is "
-            "allowed",
+            f"{found.runtime} opens the export, but gives a held-out token {format_figure(said)} nats where the "
+            f"trained model gives {format_figure(found.log_probability)}: the mean difference is "
+            f"{format_number(found.difference, 2)}, and {found.limit:g} is allowed",
             code="export_differs",
             hint=f"nothing was kept; report it, with the versions of {format}'s packages",
         )
