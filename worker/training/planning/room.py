@@ -66,8 +66,6 @@ def texts_together(memory: MemoryPlan | None, task: Task, config: Config, tokens
     if memory is None:
         return EVALUATED_TOGETHER
     stays = sum(memory.parts.get(part, 0) for part in ("weights", "optimizer", "context"))
-    if memory.sharded_bytes:
-        stays += memory.parts["gradients"]
     top = memory.limit_bytes if memory.budget_source == "host" else memory.peak_bytes
     room = (top - stays) * min(1.0, micro_batch / memory.micro_batch)
     fitting = max(1, int(room / task.layout(config).text_bytes(memory.input_tokens, tokens)))

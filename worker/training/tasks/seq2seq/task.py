@@ -90,7 +90,8 @@ class Seq2Seq(Unlabelled):
     @property
     def builtin(self) -> BuiltinModel:
         build = partial(builtin.build, line_breaks=self.keeps_line_breaks)
-        return BuiltinModel(builtin.NAME, builtin.VERSION, builtin.CONFIG, builtin.TOKENIZER_ROWS, build, of_bytes=False)
+        rows = builtin.TOKENIZER_ROWS
+        return BuiltinModel(builtin.NAME, builtin.VERSION, builtin.CONFIG, rows, build, of_bytes=False)
 
     def model_facts(self, seed: int) -> Sequence[object]:
         return ["line breaks"] if self.keeps_line_breaks else []
