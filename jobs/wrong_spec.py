@@ -205,7 +205,7 @@ def _question(key: tuple[str, ...], paths: Sequence[tuple[str, ...]]) -> str:
     """Whether these were meant by a key that there is not; '' for none."""
     if not paths:
         return ""
-    names = " or ".join(_named(path, _without_places(key)) for path in paths)
+    names = " or ".join(_named(path, key) for path in paths)
     otherwise = OTHERWISE.get(key[-1])
     if otherwise and not ".".join(paths[0]).endswith(ELSEWHERE[key[-1]]):  # a key of that name is meant
         otherwise = None
@@ -252,10 +252,10 @@ def _nearest(
 
 
 def _named(path: Sequence[str], key: Sequence[str]) -> str:
-    """A key that there is, for one who wrote `key`."""
-    if ".".join(path) == ".".join(key):
+    """A key that there is, whole, for one who wrote `key`."""
+    if ".".join(path) == ".".join(_without_places(key)):
         return "".join(f'{{"{name}": ' for name in path) + "…" + "}" * len(path)
-    return path[-1] if path[:-1] == key[:-1] else ".".join(path)
+    return _dotted((*key[:-1], path[-1]) if path[:-1] == _without_places(key[:-1]) else path)
 
 
 def _paths(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -31,6 +31,7 @@ ASHA_FROM = 50
 """Trials below which successive halving mostly stops those that would have caught up."""
 KEYS_OF_A_SWEEP = "`longhaul keys --sweep` and docs/reference/sweep.md list the keys of a sweep"
 _QUOTED = re.compile(r'space\."([\w.]+)"')
+_MEANT = re.compile(r"(?<=did you mean )[\w.]+(?: or [\w.]+)*(?=\?)")
 
 
 class SweepSpec(Part):
@@ -284,10 +285,11 @@ def _of_the_sweep(error: UserError, spec: SweepSpec, key: str) -> UserError:
         return UserError(str(error), hint=error.hint, param="name")
     place = "space" if error.param is not None and _from_the_space(error.param, spec) else "job"
     param = place if error.param is None else f"{place}.{error.param}"
+    hint = error.hint and _MEANT.sub(lambda keys: f"{place}." + keys[0].replace(" or ", f" or {place}."), error.hint)
     if key and place == "job":
-        return UserError(f"space.{key}: {error}", hint=error.hint, param=f"space.{key}")
+        return UserError(f"space.{key}: {error}", hint=hint, param=f"space.{key}")
     named = error.param is not None and str(error).startswith(error.param)
-    return UserError(f"{place}{'.' if named else ': '}{error}", hint=error.hint, param=param)
+    return UserError(f"{place}{'.' if named else ': '}{error}", hint=hint, param=param)
 
 
 def _from_the_space(param: str, spec: SweepSpec) -> bool:
@@ -298,11 +300,11 @@ def _from_the_space(param: str, spec: SweepSpec) -> bool:
 
 def _spelled(error: UserError) -> UserError:
     """With keys of `space` as people write them, and the key where a message begins with it."""
-    message, param = (
+    message, param, hint = (
         None if text is None else _QUOTED.sub(r"space.\1", text.replace('."[key]"', ""))
-        for text in (str(error), error.param)
+        for text in (str(error), error.param, error.hint)
     )
-    return UserError(message or "", hint=error.hint, param=param or (message or "").partition(": ")[0])
+    return UserError(message or "", hint=hint, param=param or (message or "").partition(": ")[0])
 
 
 def _examples(spec: SweepSpec) -> Iterator[tuple[str, Settings]]:

@@ -144,7 +144,7 @@ def test_wandb_is_switched_like_discord() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "param", "meant"),
-    [({"data": {"trian": "x"}}, "data.trian", "train"), ({"dta": {"train": "x"}}, "dta", "data")],
+    [({"data": {"trian": "x"}}, "data.trian", "data.train"), ({"dta": {"train": "x"}}, "dta", "data")],
 )
 def test_a_misspelt_key_is_named_before_the_one_that_is_missing_for_it(
     spec: dict[str, object], param: str, meant: str
@@ -164,8 +164,8 @@ def test_all_errors_are_named_at_once_with_the_key_that_was_meant() -> None:
         )  # fmt: skip
     assert str(caught.value).splitlines() == [
         "8 errors:",
-        "- training.epoch: unknown key; did you mean epochs?",
-        "- memory.microbatch: unknown key; did you mean micro_batch?",
+        "- training.epoch: unknown key; did you mean training.epochs?",
+        "- memory.microbatch: unknown key; did you mean memory.micro_batch?",
         "- trainng: unknown key; did you mean training?",
         "- data: is required",
         "- training.batch_size: must be an integer (got 'x')",
@@ -236,12 +236,12 @@ def test_a_key_of_another_part_is_sent_there(key: str, meant: str) -> None:
 @pytest.mark.parametrize(
     ("key", "hint"),
     [
-        ("training.per_device_train_batch_size", "did you mean batch_size? It counts the rows of one step: per_device"),
-        ("gradient_accumulation_steps", "did you mean training.batch_size? It counts the rows of one step: per_device"),
+        ("training.per_device_train_batch_size", "did you mean training.batch_size? It counts the rows of one step: "),
+        ("gradient_accumulation_steps", "did you mean training.batch_size? It counts the rows of one step: "),
         ("lora_r", "did you mean method.rank? "), ("training.lora_alpha", "did you mean method.alpha? "),
-        ("training.warmup_steps", "did you mean warmup_ratio? It is the share of all steps, not their number. "),
+        ("training.warmup_steps", "did you mean training.warmup_ratio? It is the share of all steps, "),
         ("max_seq_length", "did you mean data.max_tokens? It is for causal models; others have data.max_input_tokens"),
-        ("evaluation.eval_steps", "did you mean every_steps? "),
+        ("evaluation.eval_steps", "did you mean evaluation.every_steps? "),
         ("save_steps", "did you mean checkpoint.every_steps? "),
         ("training.fp16", "weights are bf16, and float16 for LoRA where the GPU has no bf16 (method.base_dtype)"),
         ("output_dir", "the model is always in runs/JOB/model"),
@@ -494,7 +494,7 @@ def test_a_wrong_source_is_named_by_its_place(train: object, param: str, said: s
     assert refused.value.param == param
     assert said in str(refused.value)
     if "sorce" in param:
-        assert refused.value.hint is not None and refused.value.hint.startswith("did you mean source?")
+        assert refused.value.hint is not None and refused.value.hint.startswith("did you mean data.train.0.source?")
 
 
 def test_labels_may_be_given_as_the_numbers_that_the_rows_have() -> None:

@@ -72,10 +72,7 @@ def follow(job: dict[str, Any], error: dict[str, Any]) -> tuple[dict[str, Any], 
         lines = [(key, f"{said}; {question.group()}" if question else said)]
     for key, said in lines:
         if found := UNKNOWN.search(said):
-            value = take(mended, key)
-            put(
-                mended, found[1] if "." in found[1] or "." not in key else f"{key.rpartition('.')[0]}.{found[1]}", value
-            )
+            put(mended, found[1], take(mended, key))
         else:
             put(mended, key, legal(key, said, hint))
     return mended, len(lines)
