@@ -30,6 +30,8 @@ MOST_WHOLE = 2**53
 ASHA_FROM = 50
 """Trials below which successive halving mostly stops those that would have caught up."""
 KEYS_OF_A_SWEEP = "`longhaul keys --sweep` and docs/reference/sweep.md list the keys of a sweep"
+_OF_MEMORY = ("does_not_fit", "host_memory")
+"""Codes of errors that other settings of a job may mend, whatever is named."""
 _QUOTED = re.compile(r'space\."([\w.]+)"')
 _MEANT = re.compile(r"(?<=did you mean )[\w.]+(?: or [\w.]+)*(?=\?)")
 
@@ -136,6 +138,20 @@ class SweepSpec(Part):
                 only = f", with one value of {', '.join(alone)}" if alone else ""
                 found.append(f"the grid has more combinations than {most:,}: the first {most:,} are tried{only}")
         return found
+
+    @property
+    def first(self) -> Settings:
+        """The first value of every parameter that is active beside those before it."""
+        return _completed(self, {})
+
+    def may_mend(self, code: str, param: str | None) -> bool:
+        """Whether other settings may make a job of one to which *check* gives this error."""
+        parts = {key.partition(".")[0] for key in self.space}
+        if code in _OF_MEMORY:
+            return parts != {"training"}
+        of_rows = param is not None and param.startswith(("data.train", "data.validation"))
+        near = [key for key in self.space if f"{key}.".startswith(f"{param}.") or f"{param}.".startswith(f"{key}.")]
+        return bool(near) or (not of_rows and not parts.isdisjoint(("model", "task")))
 
     def grid(self) -> Iterator[Settings]:
         """Every combination of the values, in the order of the parameters; the last one changes first."""
@@ -312,8 +328,7 @@ def _examples(spec: SweepSpec) -> Iterator[tuple[str, Settings]]:
 
     Raises UserError for a parameter that is active in no trial.
     """
-    first = _completed(spec, {})
-    yield "", first
+    yield "", spec.first
     for key, parameter in spec.space.items():
         needed = _needed(spec, key)
         for value in parameter.examples:

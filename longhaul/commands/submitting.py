@@ -14,14 +14,16 @@ from jobs.preview import DataPreview
 from longhaul.answers import JobDict, JsonObject
 from longhaul.api import ApiError, Longhaul
 from longhaul.bars import bar
-from longhaul.commands.command import BAD_INPUT, OK, Call, Commands, print_json, write_file
+from longhaul.commands.command import BAD_INPUT, LEFT, OK, Call, Commands, print_json, write_file
 from longhaul.commands.following import watch_to_end
 from longhaul.jobfile import BadInput, apply_changes, read_job
 from longhaul.keys import keys_below, print_keys
-from longhaul.plan import can_check, dry_run, print_plan, too_few
+from longhaul.plan import DryRun, can_check, dry_run, print_plan, too_few
 from longhaul.preview import print_preview
 from longhaul.rows import at_the_service
 from longhaul.within_hours import fits, print_fits
+
+NOT_SUBMITTED = "the check is cancelled, and nothing was submitted"
 
 
 def add(commands: Commands) -> None:
@@ -67,8 +69,13 @@ def _file(parser: argparse.ArgumentParser, example: str) -> None:
 def _new(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--watch", action="store_true", help="follow the job to its end")
     parser.add_argument("--dry-run", action="store_true", help="check only, do not train")
-    parser.add_argument("--no-check", action="store_true", help="submit at once; the job is checked in its turn")
+    unchecked(parser)
     parser.add_argument("--idempotency-key", metavar="KEY", help="the same key and job, sent twice, create one job")
+
+
+def unchecked(parser: argparse.ArgumentParser, what: str = "the job is checked in its turn") -> None:
+    """--no-check."""
+    parser.add_argument("--no-check", action="store_true", help=f"submit at once; {what}")
 
 
 def _submit(call: Call) -> int:
@@ -86,22 +93,27 @@ def _clone(call: Call) -> int:
 def _new_job(call: Call, api: Longhaul, make: Callable[..., JobDict]) -> int:
     """Check the job by a dry run, show some of its rows, and make it."""
     given = call.given
-    if given.dry_run or not given.no_check:
-        if can_check(api) or given.dry_run:
-            found = dry_run(api, make, call.errors)
-            if found.preview is None:
-                return rejected(call, found.job)
-            if not given.json:
-                print_preview(found.preview, call.console)
-                for few in too_few(found.plan, found.job) if found.plan else []:
-                    call.say(few, "yellow")
-            if given.dry_run:
-                return call.answer(found.job, lambda: call.say("the job can be trained; nothing was submitted"))
-            with suppress(ApiError):  # it is in no list in any case
-                api.delete(found.job["id"])
-        else:
-            call.note("no worker is there to check the job: it is submitted unchecked")
-    job = make(idempotency_key=given.idempotency_key)
+    try:
+        found = check_first(call, api, make, wait=given.dry_run)
+    except KeyboardInterrupt:
+        call.left(f"{NOT_SUBMITTED} (--no-check submits a job at once; it is then checked in its turn)")
+        return LEFT
+    if found is not None:
+        if found.preview is None:
+            return rejected(call, found.job)
+        if not given.json:
+            print_preview(found.preview, call.console)
+            for few in too_few(found.plan, found.job) if found.plan else []:
+                call.say(few, "yellow")
+        if given.dry_run:
+            return call.answer(found.job, lambda: call.say("the job can be trained; nothing was submitted"))
+        with suppress(ApiError):  # it is in no list in any case
+            api.delete(found.job["id"])
+    try:
+        job = make(idempotency_key=given.idempotency_key)
+    except KeyboardInterrupt:  # the service may have it, and its answer is not here yet
+        call.left("the job may have been submitted: longhaul list shows it")
+        return LEFT
     if given.watch:
         return watch_to_end(call, api, job["id"])
 
@@ -112,6 +124,19 @@ def _new_job(call: Call, api: Longhaul, make: Callable[..., JobDict]) -> int:
         call.say(f"follow it with: longhaul watch {job['id']}", "dim")
 
     return call.answer(job, people)
+
+
+def check_first(call: Call, api: Longhaul, make: Callable[..., JobDict], *, wait: bool = False) -> DryRun | None:
+    """A dry run of a new job; None: --no-check, or no worker is there, which is said. `wait`: for one.
+
+    KeyboardInterrupt cancels it.
+    """
+    if not wait and call.given.no_check:
+        return None
+    if wait or can_check(api):
+        return dry_run(api, make, call.errors)
+    call.note("no worker is there to check the job: it is submitted unchecked")
+    return None
 
 
 def rejected(call: Call, job: JobDict) -> int:
@@ -129,8 +154,12 @@ def _plan(call: Call) -> int:
         asked = _read(call, api)
         if hours is not None:  # to compare with: all that the job would do without a limit of its own
             asked = apply_changes(asked, ["training.max_hours=null"])
-        found = dry_run(api, partial(api.submit, asked), call.errors)
-        fitting = [] if hours is None or found.plan is None else list(fits(api, asked, found, hours, call.errors))
+        try:
+            found = dry_run(api, partial(api.submit, asked), call.errors)
+            fitting = [] if hours is None or found.plan is None else list(fits(api, asked, found, hours, call.errors))
+        except KeyboardInterrupt:
+            call.left(NOT_SUBMITTED)
+            return LEFT
         if found.plan is not None and call.given.png is not None:
             write_file(api.plan_picture(found.job["id"]), call.given.png)
     job = found.job

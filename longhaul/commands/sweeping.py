@@ -5,10 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 
-from longhaul.answers import SweepDict
+from jobs.errors import UserError
+from jobs.sweeps.spec import parse_sweep
+from longhaul.answers import JobDict, JsonObject, SweepDict
 from longhaul.api import ApiError, Longhaul, Unreachable
 from longhaul.commands.command import JOB_ENDED_BADLY, LEFT, OK, Call, Commands, Run, confirm, print_json
+from longhaul.commands.submitting import NOT_SUBMITTED, check_first, rejected, unchecked
+from longhaul.plan import too_few
 from longhaul.sweep_tables import print_sweep, print_sweeps
 from longhaul.sweep_watch import follow_sweep, watch_sweep
 from longhaul.sweepfile import EXAMPLE, read_sweep
@@ -37,6 +43,7 @@ def add(commands: Commands) -> None:
     submit.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help=f"e.g. {EXAMPLE}, job.training.epochs=3"
     )
+    unchecked(submit, "each trial is checked in its turn")
     submit.add_argument("--idempotency-key", metavar="KEY", help="the same key and sweep, sent twice, create one sweep")
     kind("watch", _watch, "show each trial that ends, to the end of the sweep; Ctrl-C leaves it running")
     show = kind("show", _show, "show a sweep: its best trial, then all of them, the best first")
@@ -56,7 +63,37 @@ def _submit(call: Call) -> int:
     given = call.given
     sweep = read_sweep(given.file, given.set)
     with call.connect() as api:
+        try:
+            job = _rejected_job(call, api, sweep)
+        except KeyboardInterrupt:
+            call.left(f"{NOT_SUBMITTED} (--no-check submits a sweep at once; its trials are checked in their turn)")
+            return LEFT
+        if job is not None:
+            return rejected(call, job)
         return _made(call, api, lambda: api.submit_sweep(sweep, idempotency_key=given.idempotency_key))
+
+
+def _rejected_job(call: Call, api: Longhaul, given: JsonObject) -> JobDict | None:
+    """What *check* says of the job with the first value of each parameter, where it would say the same of every trial;
+    None: nothing. What it says of this one alone is a note, as for one trial of many."""
+    try:
+        sweep = parse_sweep(given)
+    except UserError:  # the service says it
+        return None
+    job = sweep.trial(sweep.first).model_dump(mode="json", by_alias=True)
+    found = check_first(call, api, partial(api.submit, job))
+    if found is None:
+        return None
+    if found.preview is not None:
+        for few in too_few(found.plan, found.job) if found.plan else []:
+            call.note(few)
+        with suppress(ApiError):  # it is in no list in any case
+            api.delete(found.job["id"])
+    elif (error := found.job["error"]) is not None and sweep.may_mend(error["code"], error.get("param")):
+        call.note(f"the first values of all parameters are rejected, others are tried: {error['message']}")
+    else:
+        return found.job
+    return None
 
 
 def _repeat(call: Call) -> int:

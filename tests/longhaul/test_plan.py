@@ -82,11 +82,14 @@ def test_a_plan_a_picture_and_a_refusal(stack: Stack, tmp_path: Path, capsys: py
     assert shown["job"] in capsys.readouterr().out
 
 
-def test_submit_shows_rows_as_the_model_gets_them_and_makes_no_job_of_a_mistake(
+def test_submit_shows_rows_as_the_model_gets_them_and_makes_neither_job_nor_sweep_of_a_mistake(
     stack: Stack, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = tmp_path / "job.json"
     job.write_text(json.dumps(tiny_job()))
+    sweep = tmp_path / "sweep.json"
+    lost = {"data": {"train": "nowhere.jsonl"}}
+    sweep.write_text(json.dumps({"job": {**tiny_job(), **lost}, "space": {"training.batch_size": [2, 4]}}))
     assert main(["submit", str(job)]) == 0
     out = capsys.readouterr().out
     assert "read as recipes: Write the directions." in out and "row 1" in out and "is validating" in out
@@ -104,6 +107,11 @@ def test_submit_shows_rows_as_the_model_gets_them_and_makes_no_job_of_a_mistake(
         assert told in err and "hint:" in err
         assert main(["submit", str(job), "--set", change, "--json"]) == 2
         assert told in json.loads(capsys.readouterr().out)["error"]["message"]
+    assert main(["sweep", str(sweep)]) == 2
+    assert "there is no nowhere.jsonl" in capsys.readouterr().err
+    assert main(["sweep", str(sweep), "--set", 'space.data.train=["nowhere.jsonl", "rows.jsonl"]']) == 0
+    assert "others are tried: data.train: there is no nowhere.jsonl" in capsys.readouterr().err
+    assert len(requests.get(f"{stack.url}/sweeps", timeout=60).json()["data"]) == 1
     assert main(["clone", made["id"], "--dry-run"]) == 0
     assert "nothing was submitted" in capsys.readouterr().out
     assert main(["submit", str(job), "--no-check", "--set", "model=./nowhere", "--json"]) == 0

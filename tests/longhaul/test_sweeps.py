@@ -232,7 +232,7 @@ def test_who_leaves_is_told_how_to_come_back(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("longhaul.sweep_watch.time.sleep", interrupt)
-    shown = run("sweep", written(), "--watch", code=130)
+    shown = run("sweep", written(), "--watch", "--no-check", code=130)
     [sweep] = service.get("/sweeps").json()["data"]
     back = f"the sweep continues without you; watch it again with: longhaul sweep watch {sweep['id']}\n"
     assert shown.endswith(back) and sweep["status"] == "running"
@@ -305,18 +305,42 @@ def test_who_asks_the_jobs_for_a_sweep_is_told_where_it_is(run: Run, service: Se
         assert f"{named} is a sweep" in shown and f"hint: longhaul sweep {command[0]} {named}\n" in shown
 
 
-@pytest.mark.parametrize("words", [["sweep", "sweep.json"], ["sweep", "repeat", "last"]])
-def test_who_leaves_before_the_answer_is_told_that_there_may_be_a_sweep(
-    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch, words: list[str]
+@pytest.mark.parametrize(
+    ("words", "left_at", "said"),
+    [
+        (["sweep", "sweep.json"], "submit_sweep", "the sweep may have been submitted: longhaul sweep list shows it"),
+        (
+            ["sweep", "repeat", "last"],
+            "repeat_trial",
+            "the sweep may have been submitted: longhaul sweep list shows it",
+        ),
+        (["submit", "job.json"], "submit", "the job may have been submitted: longhaul list shows it"),
+        (
+            ["submit", "job.json"],
+            "events",
+            "the check is cancelled, and nothing was submitted (--no-check submits a job",
+        ),
+        (
+            ["sweep", "sweep.json"],
+            "events",
+            "the check is cancelled, and nothing was submitted (--no-check submits a s",
+        ),
+        (["plan", "job.json"], "events", "the check is cancelled, and nothing was submitted\n"),
+    ],
+)
+def test_who_leaves_before_the_answer_is_told_what_there_is(
+    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch, words: list[str], left_at: str, said: str
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     written()
+    Path("job.json").write_text(json.dumps(SWEEP["job"]))
     seed_sweep(service, ended=False)
-    monkeypatch.setattr(Longhaul, "submit_sweep", interrupted)
-    monkeypatch.setattr(Longhaul, "repeat_trial", interrupted)
-    assert "the sweep may have been submitted: longhaul sweep list shows it" in run(*words, code=130)
+    monkeypatch.setattr(Longhaul, left_at, interrupted)
+    monkeypatch.setattr("longhaul.commands.submitting.can_check", lambda _: left_at == "events")
+    assert said in run(*words, code=130)
+    assert all(job["status"] == "cancelled" for job in service.get("/jobs").json()["data"])
 
 
 def test_lists_of_jobs_have_trials_when_they_are_asked_for(run: Run, service: Service) -> None:

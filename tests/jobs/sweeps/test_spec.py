@@ -106,6 +106,23 @@ def test_what_is_refused_names_the_key(space: dict[str, Any], more: dict[str, An
     assert says in f"{refused.value} {refused.value.hint}"
 
 
+@pytest.mark.parametrize(
+    ("space", "code", "param", "mended"),
+    [
+        ("training.batch_size", "file_missing", "data.train", False),
+        ("model", "file_missing", "data.train.1", False),
+        ("model", "no_usable_columns", "data.input", True), ("model", "model_not_found", "model", True),
+        ("training.batch_size", "model_not_found", "model", False), ("data.train", "file_missing", "data.train", True),
+        ("method.rank", "rank_too_large", "method.rank", True), ("method.rank", "bad_targets", "method", True),
+        ("training.batch_size", "does_not_fit", "memory.budget", False),
+        ("method.rank", "does_not_fit", "memory.budget", True), ("training.batch_size", "crash", None, False),
+    ],
+)  # fmt: skip
+def test_an_error_of_one_trial_is_told_from_one_of_all(space: str, code: str, param: str | None, mended: bool) -> None:
+    made = SweepSpec.model_validate({"job": JOB, "space": {space: [1, 2]}})
+    assert made.may_mend(code, param) is mended
+
+
 def test_an_evaluation_holds_nothing_out() -> None:
     job = {"kind": "evaluate", "model": "builtin:roberta-tiny", "data": {"train": "rows.jsonl"}}
     spec = sweep({"model": ["builtin:roberta-tiny", "builtin:t5-tiny"]}, job=job)
