@@ -10,7 +10,7 @@ from functools import partial
 
 from jobs.errors import UserError
 from jobs.sweeps.spec import parse_sweep
-from longhaul.answers import JobDict, JsonObject, SweepDict
+from longhaul.answers import JobDict, SweepDict
 from longhaul.api import ApiError, Longhaul, Unreachable
 from longhaul.commands.command import JOB_ENDED_BADLY, LEFT, OK, Call, Commands, Run, confirm, print_json
 from longhaul.commands.submitting import NOT_SUBMITTED, check_first, rejected, unchecked
@@ -73,7 +73,7 @@ def _submit(call: Call) -> int:
         return _made(call, api, lambda: api.submit_sweep(sweep, idempotency_key=given.idempotency_key))
 
 
-def _rejected_job(call: Call, api: Longhaul, given: JsonObject) -> JobDict | None:
+def _rejected_job(call: Call, api: Longhaul, given: object) -> JobDict | None:
     """What *check* says of the job with the first value of each parameter, where it would say the same of every trial;
     None: nothing. What it says of this one alone is a note, as for one trial of many."""
     try:
@@ -89,7 +89,7 @@ def _rejected_job(call: Call, api: Longhaul, given: JsonObject) -> JobDict | Non
             call.note(few)
         with suppress(ApiError):  # it is in no list in any case
             api.delete(found.job["id"])
-    elif (error := found.job["error"]) is not None and sweep.may_mend(error["code"], error.get("param")):
+    elif (error := found.job["error"]) is not None and sweep.may_mend(error["code"], error["param"]):
         call.note(f"the first values of all parameters are rejected, others are tried: {error['message']}")
     else:
         return found.job
