@@ -9,7 +9,8 @@ from pathlib import Path
 from jobs.data_names import UPLOADED, data_format
 from longhaul import result_tables
 from longhaul.bars import bar
-from longhaul.commands.command import Call, Commands
+from longhaul.commands.command import Call, Commands, confirm
+from longhaul.figures import size
 from longhaul.jobfile import BadInput
 from longhaul.rows import dataset_name
 
@@ -32,7 +33,8 @@ def add(commands: Commands) -> None:
         "--name", help="name of the data set (default: that of the file, with - for what is no ASCII letter or digit)"
     )
     kind("show", _show, "NAME", "show a data set, and what the newest job found in it")
-    kind("rm", _remove, "NAME", "delete a data set that no open job needs")
+    removing = kind("rm", _remove, "NAME", "delete a data set that no open job needs; asks first")
+    removing.add_argument("-y", "--yes", action="store_true", help="do not ask")
 
 
 def _list(call: Call) -> int:
@@ -61,6 +63,9 @@ def _show(call: Call) -> int:
 
 def _remove(call: Call) -> int:
     with call.connect() as api:
+        if not call.given.yes:
+            found = api.dataset(_name(call))
+            confirm(call, f"delete the data set {found['name']} ({size(found['bytes'])})?")
         gone = api.delete_dataset(_name(call))
     return call.answer(gone, lambda: call.say(f"{gone['name']} is deleted"))
 

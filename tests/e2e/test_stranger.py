@@ -113,7 +113,7 @@ def test_with_the_command(local: Local) -> None:
 
     assert f"in {job}" in shell(LONGHAUL, "download", job)
     assert writes(local.folder / job / "model")
-    assert "rows.jsonl is deleted" in shell(LONGHAUL, "datasets", "rm", "rows.jsonl")
+    assert "rows.jsonl is deleted" in shell(LONGHAUL, "datasets", "rm", "rows.jsonl", "--yes")
     assert "is deleted" in shell(LONGHAUL, "delete", job, "--yes")
     assert not (local.folder / "runs" / job).exists()
 
