@@ -28,6 +28,8 @@ OK, JOB_ENDED_BADLY, BAD_INPUT, UNREACHABLE, LEFT = 0, 1, 2, 3, 130
 ID_LENGTH, ID_OF_A_SWEEP = len("job-") + 20, len("sweep-") + 20
 CANDIDATES = 5
 LAST = "last"
+ACTS = {"acts": True}
+"""Set by commands that change or send what they are given: of several with one name, they take none."""
 FOR_SWEEPS = ("show", "watch", "cancel", "delete")
 """Commands that `longhaul sweep` has as well."""
 SHELLS = ("bash", "zsh", "fish")
@@ -82,12 +84,13 @@ class Call:
             api = Longhaul(url, key, on_wait=self.note)
         except ValueError as error:
             raise BadInput(f"LONGHAUL_URL: {error}") from None
+        tell = None if "acts" in self.given else self.note
         if "id" in self.given:
-            self.given.id = find_id(api, self.given.id, self.given.command)
+            self.given.id = find_id(api, self.given.id, self.given.command, tell)
         if "ids" in self.given:
-            self.given.ids = [find_id(api, each, self.given.command) for each in self.given.ids]
+            self.given.ids = [find_id(api, each, self.given.command, tell) for each in self.given.ids]
         if getattr(self.given, "sweep", None):
-            self.given.sweep = find_sweep(api, self.given.sweep)
+            self.given.sweep = find_sweep(api, self.given.sweep, tell)
         return api
 
     def answer(self, content: object, people: Callable[[], None]) -> int:
@@ -111,11 +114,12 @@ class Call:
         (self.note if self.given.json else self.say)(f"\n{line}")
 
 
-def find_id(api: Longhaul, given: str, command: str) -> str:
+def find_id(api: Longhaul, given: str, command: str, tell: Callable[[str], object] | None = None) -> str:
     """The id of the one job that is meant: by its id, the beginning of it, its name, or `last` for the newest.
 
-    `given` where there is no such job. Dry runs have ids alone. Raises BadInput where it can be several, or is a sweep,
-    with what `command` does for sweeps.
+    `given` where there is no such job. Dry runs have ids alone. `tell` is called where several have this name, of which
+    the newest is taken; None: none is. Raises BadInput where it can be several, or is a sweep, with what `command` does
+    for sweeps.
     """
     if given == LAST:
         newest = api.list(limit=1, dry_run=False)["data"]
@@ -130,13 +134,13 @@ def find_id(api: Longhaul, given: str, command: str) -> str:
             f"{given} is a sweep, and there is no such job",
             hint=f"longhaul sweep {command if command in FOR_SWEEPS else 'show'} {shlex.quote(given)}",
         )
-    return _only(given, found)
+    return _only(given, found, "jobs", tell)
 
 
-def find_sweep(api: Longhaul, given: str) -> str:
+def find_sweep(api: Longhaul, given: str, tell: Callable[[str], object] | None = None) -> str:
     """The id of the one sweep that is meant: by its id, the beginning of it, its name, or `last` for the newest.
 
-    `given` where there is no such sweep. Raises BadInput where it can be several.
+    `given` where there is no such sweep. `tell`: as above. Raises BadInput where it can be several.
     """
     if given.startswith("sweep-") and len(given) >= ID_OF_A_SWEEP:
         return given
@@ -145,7 +149,8 @@ def find_sweep(api: Longhaul, given: str) -> str:
         if newest is None:
             raise BadInput("there is no sweep yet, so none is the last", hint="make one: `longhaul sweep FILE`")
         return newest["id"]
-    return _only(given, [each for each in api.sweeps() if _begins(each["id"], given) or each["name"] == given])
+    found = [each for each in api.sweeps() if _begins(each["id"], given) or each["name"] == given]
+    return _only(given, found, "sweeps", tell)
 
 
 def _begins(one: str, given: str) -> bool:
@@ -153,8 +158,18 @@ def _begins(one: str, given: str) -> bool:
     return one.startswith(given) or (len(given) >= SHORT_ID and one.partition("-")[2].startswith(given))
 
 
-def _only(given: str, found: Sequence[JobDict] | Sequence[SweepDict]) -> str:
-    if len(found) > 1:
+def _only(
+    given: str,
+    found: Sequence[JobDict] | Sequence[SweepDict],
+    what: str,
+    tell: Callable[[str], object] | None,
+) -> str:
+    """Of those that were found, the newest first."""
+    if len(found) > 1 and tell is not None and all(each["name"] == given for each in found):
+        newest(
+            f"{len(found):,} {what} are called {given}; the newest is meant, {found[0]['id']}; for another give its id"
+        )
+    elif len(found) > 1:
         shown = ", ".join(f"{each['id']} ({each['name']}, {each['status']})" for each in found[:CANDIDATES])
         more = f" and {len(found) - CANDIDATES:,} more" if len(found) > CANDIDATES else ""
         raise BadInput(f"{given} can be {shown}{more}: write more of the id")

@@ -11,7 +11,7 @@ from jobs.export import DTYPES, ExportFormat
 from jobs.text.units import format_number
 from longhaul.answers import ExportDict, PushDict
 from longhaul.api import Longhaul
-from longhaul.commands.command import JOB_ENDED_BADLY, Call, Commands, print_json
+from longhaul.commands.command import ACTS, JOB_ENDED_BADLY, Call, Commands, print_json
 from longhaul.commands.results import fetched
 from longhaul.figures import size
 from longhaul.jobfile import BadInput
@@ -41,6 +41,7 @@ def add(commands: Commands) -> None:
     export.add_argument("--no-download", action="store_true", help="leave it on the server")
     export.add_argument("--cancel", action="store_true", help="end the one that waits or is being made")
     push = commands.add("push", _push, "upload the model, with a model card, to the hub", shown="ID ORG/NAME")
+    push.set_defaults(**ACTS)
     push.add_argument("id", metavar="ID")
     push.add_argument("repository", metavar="ORG/NAME")
     push.add_argument("--license", metavar="LICENSE", help="of the model, as the hub names it: apache-2.0, mit, other")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jobs.state import DAMAGED, Status
 from longhaul import tables
 from longhaul.answers import JobDict
-from longhaul.commands.command import Call, Commands, confirm
+from longhaul.commands.command import ACTS, Call, Commands, confirm
 from longhaul.jobfile import BadInput
 
 PAGE = 20
@@ -45,6 +45,7 @@ def add(commands: Commands) -> None:
         ("cancel", "stop a job for good"),
     ):
         command = commands.add(name, _control, tells, shown="ID")
+        command.set_defaults(**ACTS)
         command.add_argument("id", metavar="ID")
         if name == "resume":
             command.add_argument(
@@ -57,6 +58,8 @@ def add(commands: Commands) -> None:
     delete = commands.add("delete", _delete, "delete an ended or damaged job and all its files; asks first", shown="ID")
     delete.add_argument("id", metavar="ID")
     delete.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    for parser in (priority, repair, delete):
+        parser.set_defaults(**ACTS)
 
 
 def _list(call: Call) -> int:

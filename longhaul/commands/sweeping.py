@@ -12,7 +12,7 @@ from jobs.errors import UserError
 from jobs.sweeps.spec import parse_sweep
 from longhaul.answers import JobDict, SweepDict
 from longhaul.api import ApiError, Longhaul, Unreachable
-from longhaul.commands.command import JOB_ENDED_BADLY, LEFT, OK, Call, Commands, Run, confirm, print_json
+from longhaul.commands.command import ACTS, JOB_ENDED_BADLY, LEFT, OK, Call, Commands, Run, confirm, print_json
 from longhaul.commands.submitting import NOT_SUBMITTED, check_first, rejected, unchecked
 from longhaul.plan import too_few
 from longhaul.sweep_tables import print_sweep, print_sweeps
@@ -49,7 +49,7 @@ def add(commands: Commands) -> None:
     show = kind("show", _show, "show a sweep: its best trial, then all of them, the best first")
     show.add_argument("--csv", action="store_true", help="print all trials as CSV")
     kind("list", _list, "list sweeps, newest first", of=False)
-    kind("cancel", _cancel, "start no more trials and cancel those that are open")
+    cancel = kind("cancel", _cancel, "start no more trials and cancel those that are open")
     repeat = kind("repeat", _repeat, "train the best trial with other seeds: how much of it was luck")
     repeat.add_argument("--trial", type=int, metavar="N", help="another one than the best")
     repeat.add_argument("--seeds", type=int, default=5, metavar="K", help="so many seeds (default: 5)")
@@ -57,6 +57,8 @@ def add(commands: Commands) -> None:
         parser.add_argument("--watch", action="store_true", help="follow the sweep to its end")
     delete = kind("delete", _delete, "delete an ended sweep and the jobs of its trials with all files; asks first")
     delete.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    for parser in (cancel, delete):
+        parser.set_defaults(**ACTS)
 
 
 def _submit(call: Call) -> int:

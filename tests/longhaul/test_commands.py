@@ -302,8 +302,13 @@ def test_a_job_is_meant_by_the_beginning_of_its_id_by_its_name_or_as_the_last(ru
     ambiguous = run("cancel", common, code=2)
     assert f"{common} can be {second} (other, validating), {first} (tiny, cancelled): write more of the id" in ambiguous
     assert run("show", "last", "--json")["id"] == run("show", "other", "--json")["id"] == second
-    service.submit(name="other")
-    assert "other can be job-" in run("show", "other", code=2)
+    clone = run("clone", "other", "--no-check", "--json")["id"]
+    shown = run("show", "other")
+    assert f"2 jobs are called other; the newest is meant, {clone}; for another give its id\n" in shown
+    assert f"other · {clone}" in shown
+    for command in (["cancel"], ["delete", "-y"], ["pause"], ["resume"], ["repair"], ["priority"], ["push"]):
+        more = {"priority": ["7"], "push": ["org/name", "--license", "mit"]}.get(command[0], [])
+        assert f"other can be {clone} (other, validating), {second}" in run(*command, "other", *more, code=2)
     assert f"there is no job {unique}u" in run("show", f"{unique}u", code=2), "no id has a u"
     assert run("clone", unique, "--resume", "--json")["spec"]["resume_from"] == first
 
@@ -430,7 +435,7 @@ def test_data_sets(run: Run) -> None:
     assert f"a job names it {named}" in run("datasets", "add", "störungen.csv")
     assert run("submit", "störungen.csv", "--no-check", "--json")["training_file"] == named
     run("datasets", "add", "störungen.csv", "--name", "störungen.csv", code=2)
-    run("datasets", "rm", named, code=2)  # an open job needs it
+    assert "is needed by 1 open job" in run("datasets", "rm", named, "--yes", code=2)
     made = run("datasets", "add", "rows.jsonl", "--name", "other.jsonl", "--json")
     assert (made["name"], made["bytes"]) == ("other.jsonl", 30)
     assert [each["name"] for each in run("datasets", "--json")] == ["other.jsonl", "rows.jsonl", "st-rungen.csv"]
@@ -444,7 +449,8 @@ def test_data_sets(run: Run) -> None:
     Path("empty.jsonl").touch()
     refused = run("datasets", "add", "empty.jsonl", code=2)
     assert "empty.jsonl is empty" in refused and "hint: send a file with at least one row" in refused
-    assert "rows.jsonl is deleted" in run("datasets", "rm", "dataset:rows.jsonl")
+    assert "add --yes" in run("datasets", "rm", "rows.jsonl", code=2)
+    assert "rows.jsonl is deleted" in run("datasets", "rm", "dataset:rows.jsonl", "-y")
     assert "rows.jsonl" in run("datasets", "rm", "rows.jsonl", code=2)
 
 

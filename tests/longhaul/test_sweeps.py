@@ -293,6 +293,12 @@ def test_a_sweep_is_meant_by_the_beginning_of_its_id_by_its_name_or_as_the_last(
     second = run("sweep", written("other.json"), "--set", "name=other", "--json")["id"]
     assert run("sweep", "show", "last", "--json")["id"] == run("sweep", "show", "other", "--json")["id"] == second
     assert run("sweep", "show", "tickets", "--json")["id"] == first
+    again = run("sweep", written(), "--json")["id"]
+    assert f"2 sweeps are called tickets; the newest is meant, {again}" in run("sweep", "show", "tickets")
+    for command in ("cancel", "delete"):
+        assert f"tickets can be {again} (tickets, running), {first}" in run("sweep", command, "tickets", code=2)
+    directory(service, again).append([SweepEnded(reason="cancelled")])
+    run("sweep", "delete", again, "-y")
     ambiguous = run("sweep", "cancel", "sweep-", code=2)
     assert f"sweep- can be {second} (other, running), {first} (tickets, running): write more of the id" in ambiguous
 
