@@ -166,9 +166,8 @@ def _only(
 ) -> str:
     """Of those that were found, the newest first."""
     if len(found) > 1 and tell is not None and all(each["name"] == given for each in found):
-        newest(
-            f"{len(found):,} {what} are called {given}; the newest is meant, {found[0]['id']}; for another give its id"
-        )
+        newest = found[0]["id"]
+        tell(f"{len(found):,} {what} are called {given}; the newest is meant, {newest}; for another give its id")
     elif len(found) > 1:
         shown = ", ".join(f"{each['id']} ({each['name']}, {each['status']})" for each in found[:CANDIDATES])
         more = f" and {len(found) - CANDIDATES:,} more" if len(found) > CANDIDATES else ""
