@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from jobs.version import VERSION
@@ -20,6 +22,8 @@ from longhaul.jobfile import BadInput
 from longhaul.terminal import Terminal
 
 WIDE = 200
+NARROW, BELOW = 20, " " * 6
+"""Columns beside a command's name for what it does, at the least, and what stands before that below the name."""
 SUBJECTS = {
     "new jobs": submitting,
     "sweeps": sweeping,
@@ -69,11 +73,27 @@ def _hint(error: ApiError) -> str | None:
     return "set LONGHAUL_API_KEY; after `make env`: export $(grep ^LONGHAUL_API_KEY= .env)"
 
 
+class _Wrapped(argparse.HelpFormatter):
+    """Paragraphs, and lines of a list: what a command does is beside its name, or below it where that is too narrow."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        filled = re.sub(r"(?<=\S)\n(?=\S)", " ", text).splitlines()
+        return "\n".join(line for each in filled for line in _lines(each, width) or [""])
+
+
+def _lines(line: str, width: int) -> list[str]:
+    listed = re.fullmatch(r"(  \S.*?)(  +)(\S.*)", line)
+    head, tells = (listed[1] + listed[2], listed[3]) if listed else ("", line)
+    if listed and len(head) + NARROW > width:
+        return [listed[1], *textwrap.wrap(tells, width, initial_indent=BELOW, subsequent_indent=BELOW)]
+    return textwrap.wrap(tells, width, initial_indent=head, subsequent_indent=" " * len(head))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="longhaul",
         description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Wrapped,
         usage="longhaul [-h] [--version] COMMAND …",
     )
     parser.add_argument("--version", action="version", version=f"longhaul {VERSION}", help="print the version and exit")
