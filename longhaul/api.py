@@ -123,24 +123,30 @@ class Longhaul:
         status: str | Sequence[str] | None = None,
         metadata: Mapping[str, str] | None = None,
         dry_run: bool | None = None,
+        dry_runs: bool = False,
         sweep: str | None = None,
         trials: bool = False,
     ) -> PageDict[JobDict]:
         """A page of jobs in one of these states with all these labels, newest first: `data`, `has_more`, `last_id`.
 
-        `dry_run`: only dry runs, or only others. `sweep`: only trials of this sweep. `trials`: trials of sweeps, too.
+        `dry_run`: only dry runs, or only others; `dry_runs`: dry runs, too. `sweep`: only trials of this sweep;
+        `trials`: trials of sweeps, too.
         """
         labels = {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
         given = {"after": after, "limit": limit, "status": status, "dry_run": _boolean(dry_run), **labels}
-        given |= {"sweep": sweep, "trials": _boolean(trials)}
+        given |= {"dry_runs": _boolean(dry_runs), "sweep": sweep, "trials": _boolean(trials)}
         return self._connection.json(PageDict[JobDict], "GET", "/jobs", params=given)
 
     def all(
-        self, *, status: str | Sequence[str] | None = None, metadata: Mapping[str, str] | None = None
+        self,
+        *,
+        status: str | Sequence[str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        dry_runs: bool = False,
     ) -> Iterator[JobDict]:
         """Every job that `list` would show, page after page."""
         labels = {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
-        return self._walk(JobDict, "/jobs", limit=PAGE, status=status, **labels)
+        return self._walk(JobDict, "/jobs", limit=PAGE, status=status, dry_runs=_boolean(dry_runs), **labels)
 
     def _walk(self, kind: type[Item], path: str, **given: Any) -> Iterator[Item]:
         """The items of a list, page after page."""

@@ -56,7 +56,9 @@ def print_jobs(
 
 def _cells(job: JobDict) -> dict[str, str | Text]:
     """What stands in each column."""
-    why = f": {job['error']['code']}" if job["status"] == "paused" and job["error"] else ""
+    before = f" at {job['stage']}" if job["status"] == "failed" and not job["attempt"] else ""
+    why = f"{before}: {job['error']['code']}" if job["status"] in ("paused", "failed") and job["error"] else ""
+    why += " (dry run)" if job["dry_run"] else ""
     left = job["estimated_finish"] - time.time() if _is_open(job) and job["estimated_finish"] else None
     return {
         "id": job["id"],

@@ -128,7 +128,8 @@ def find_id(api: Longhaul, given: str, command: str, tell: Callable[[str], objec
         return newest[0]["id"]
     if given.startswith("job-") and len(given) >= ID_LENGTH:
         return given
-    found = [job for job in api.all() if _begins(job["id"], given) or (job["name"] == given and not job["dry_run"])]
+    jobs = api.all(dry_runs=True)
+    found = [job for job in jobs if _begins(job["id"], given) or (job["name"] == given and not job["dry_run"])]
     if not found and any(_begins(each["id"], given) or each["name"] == given for each in api.sweeps()):
         raise BadInput(
             f"{given} is a sweep, and there is no such job",

@@ -65,10 +65,9 @@ def add(commands: Commands) -> None:
 def _list(call: Call) -> int:
     given = call.given
     with call.connect() as api:
-        labels, dry_run = _labels(given.where), None if given.all else False
         page = api.list(
-            after=given.after, limit=given.limit, status=given.status, metadata=labels, dry_run=dry_run,
-            sweep=given.sweep, trials=given.trials,
+            after=given.after, limit=given.limit, status=given.status, metadata=_labels(given.where),
+            dry_runs=given.all, sweep=given.sweep, trials=given.trials,
         )  # fmt: skip
     options = [f"--status={each}" for each in given.status] + [f"--where={each}" for each in given.where]
     options += [f"--sweep={given.sweep}"] if given.sweep else []

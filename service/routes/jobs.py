@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from jobs.errors import UserError
 from jobs.redis.queries import Filter
 from jobs.redis.store import StoredJob
+from jobs.state import Status
 from service import answers
 from service.answers.conversion import job_answer, job_json, job_list_json
 from service.edge.body import read_json
@@ -64,10 +65,15 @@ def routes(actions: Actions) -> APIRouter:
             tuple[answers.ShownStatus, ...], Query(description="Only jobs that stand there; may be repeated.")
         ] = (),
         dry_run: Annotated[bool | None, Query(description="Only dry runs, or only other jobs.")] = None,
+        dry_runs: Annotated[
+            bool, Query(description="Dry runs, too. Those that are `validated` need no saying.")
+        ] = False,
         sweep: Annotated[str | None, Query(description="Only trials of this sweep.", max_length=80)] = None,
         trials: Annotated[bool, Query(description="Trials of sweeps, too.")] = False,
     ) -> Response:
         """Newest first; `after` is the last id of the page before, whatever has become of that job meanwhile."""
+        if dry_run is None and not (dry_runs or Status.VALIDATED in status):
+            dry_run = False
         found, has_more = actions.store.page(Filter(status, labels, dry_run, sweep, trials), after=after, limit=limit)
         content = job_list_json(found, runs_name=actions.runs.name, has_more=has_more)
         return Response(content, media_type="application/json")

@@ -16,7 +16,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from jobs.events import AttemptEnded, AttemptStarted, Fault, JobCancelled, JobFailed, JobPaused, JobQueued, JobResumed
+from jobs.events import (
+    AttemptEnded,
+    AttemptStarted,
+    Fault,
+    JobCancelled,
+    JobFailed,
+    JobPaused,
+    JobQueued,
+    JobResumed,
+    JobValidated,
+)
 from jobs.heartbeat import Gpu
 from jobs.process.keys import read_keys
 from jobs.text.units import GIB
@@ -35,6 +45,20 @@ from tests.support.samples import checked, dataset_report, facts_of, heartbeat, 
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 REFERENCE = REPOSITORY / "docs" / "reference" / "job.md"
+
+
+def test_a_list_says_where_jobs_failed_and_leaves_dry_runs_out(service: Service, run: Run) -> None:
+    refused, crashed = service.submit(), service.submit()
+    dry = service.post("/jobs?dry_run=true", json={"data": {"train": "rows.jsonl"}}).json()["id"]
+    service.append(refused, JobFailed(error=Fault(code="no_rows", message="no row can be used", hint=None)))
+    error = Fault(code="crash", message="the trainer crashed", hint=None)
+    service.append(crashed, checked(), prepared(9), JobQueued(), AttemptStarted(worker="w", device="cpu"))
+    service.append(crashed, AttemptEnded(reason="crash", error=error), JobFailed(error=error))
+    shown = run("list")
+    assert "  failed at check: no_rows  " in shown and "  failed: crash  " in shown and dry not in shown
+    assert "  validating (dry run)  " in run("list", "--all")
+    service.append(dry, checked(), JobValidated())
+    assert [job["id"] for job in run("list", "--status", "validated", "--json")["data"]] == [dry]
 
 
 def test_a_job_that_paused_by_itself_is_seen_and_begun_again(service: Service, run: Run) -> None:

@@ -346,7 +346,7 @@ def test_who_leaves_before_the_answer_is_told_what_there_is(
     monkeypatch.setattr(Longhaul, left_at, interrupted)
     monkeypatch.setattr("longhaul.commands.submitting.can_check", lambda _: left_at == "events")
     assert said in run(*words, code=130)
-    assert all(job["status"] == "cancelled" for job in service.get("/jobs").json()["data"])
+    assert all(job["status"] == "cancelled" for job in service.get("/jobs?dry_runs=true").json()["data"])
 
 
 def test_lists_of_jobs_have_trials_when_they_are_asked_for(run: Run, service: Service) -> None:

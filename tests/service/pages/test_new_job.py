@@ -73,7 +73,7 @@ def shown_check(watched: WatchedPage, other_than: str = "") -> str:
 
 def jobs_of(service: Service) -> list[RunDir]:
     """All that there are, dry runs as well, oldest first."""
-    listed = service.get("/jobs?limit=100").json()["data"]
+    listed = service.get("/jobs?limit=100&dry_runs=true").json()["data"]
     return [service.run(job["id"]) for job in reversed(listed)]
 
 
