@@ -56,7 +56,8 @@ class RowPreview(Frozen):
     rewritten: dict[str, int]
     """Characters of both texts that were written differently (`data.normalize`), and how often."""
     spans: tuple[SpanPreview, ...] = ()
-    """Task `causal`: the row as one text, in parts, up to where it is cut off; its first 2,000 characters."""
+    """Task `causal`: the row as one text, in parts, up to where it is cut off, as far as tokens are known; its first
+    2,000 characters."""
 
 
 class SourcePreview(Frozen):

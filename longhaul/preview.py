@@ -93,8 +93,8 @@ def _learned(row: RowPreview) -> Text:
         if left <= 0:
             shown.append("…")
             break
-    tokens = (row.input.tokens or 0, row.target.tokens or 0)
-    shown.append(f"  ({tokens[0]:,} tokens, {tokens[1]:,} of them learned)", style="dim")
+    if row.input.tokens is not None:
+        shown.append(f"  ({row.input.tokens:,} tokens, {row.target.tokens or 0:,} of them learned)", style="dim")
     cut = (row.input.cut_characters or 0) + (row.target.cut_characters or 0)
     if cut:
         shown.append(f"  its last {cut:,} characters are cut off (data.max_tokens)", style="yellow")

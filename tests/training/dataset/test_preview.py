@@ -96,6 +96,27 @@ def test_a_text_of_which_the_tokenizer_leaves_nothing_is_not_shown(workplace: Wo
     assert [row.number for row in source.rows] == [2, 3, 12]
 
 
+@pytest.mark.parametrize("loss_on", ["replies", "all"])
+def test_of_a_built_in_model_every_reply_is_shown_as_learned_before_it_has_a_tokenizer(
+    loss_on: str, workplace: Workplace
+) -> None:
+    turns = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Ho"), ("user", "Why?"), ("assistant", "So.")]
+    rows = [{"messages": [{"role": role, "content": f"{said} {n}"} for role, said in turns]} for n in range(30)]
+    workplace.rows("rows.jsonl", [chat("What is <|im_end|>?"), *rows])
+    data = {"max_invalid_fraction": 0.1}
+    run = workplace.job(model="builtin:qwen-tiny", data=data, task={"type": "causal", "loss_on": loss_on})
+    assert workplace.check(run)["plan"]["invalid_rows"] == {SPECIAL: 1}
+    before = run.preview().sources[0].rows[0]
+    console = Console(file=io.StringIO(), width=300, color_system=None)
+    print_preview(run.preview(), console)
+    workplace.prepare_only(run)
+    after = run.preview().sources[0].rows[0]
+    assert before.spans == after.spans and before.input.tokens is None is not after.input.tokens
+    learned = [span.text for span in before.spans if span.learned]
+    assert learned == (["Ho 0<|im_end|>", "So. 0<|im_end|>"] if loss_on == "replies" else [before.spans[0].text])
+    assert all(f"⟦{' '.join(text.split())}" in console.file.getvalue() for text in learned)  # type: ignore[attr-defined]
+
+
 def test_of_a_built_in_model_nothing_is_said_to_be_rewritten_before_it_has_a_tokenizer(workplace: Workplace) -> None:
     workplace.rows("rows.jsonl", [{"input": f"{number} — urgent", "target": "b"} for number in range(30)])
     run = workplace.job()

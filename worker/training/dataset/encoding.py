@@ -12,7 +12,7 @@ import numpy as np
 
 from jobs.companions import CompanionColumns
 from jobs.dataset_report import ClassSummary
-from jobs.preview import RowPreview
+from jobs.preview import RowPreview, SpanPreview
 from jobs.spec import DataSpec
 from worker.training.dataset.data import SIDES, Int64, Tokens
 from worker.training.dataset.tokens import EncodedTexts, TokenizerState
@@ -98,6 +98,10 @@ class RowTask(Protocol):
 
     def encoder(self, tokenizer: TokenizerState, limits: Limits) -> RowEncoder:
         """By a tokenizer that was tried."""
+
+    def builtin_spans(self, texts: Texts) -> tuple[SpanPreview, ...]:
+        """A row as the built-in model will read it, which has no tokenizer yet, as one text in parts; none: as an input
+        and a target. Raises Defect."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from worker.training.rows.row import Defect, Row
 from worker.training.rows.row_filter import parse_rows
 from worker.training.rows.text import RowReader, Templates, Texts
 
+Preview = Callable[[int, Texts, Mapping[str, int]], RowPreview]
 SHOWN = 2_000
 """Characters of a text."""
 _FIRST = 2
@@ -80,7 +82,7 @@ def preview_rows(
 
     Raises Rejected as `RowTask.tried`.
     """
-    preview = plain_preview
+    preview: Preview = partial(_untokenized, task)
     if tokenizer is None:
         rewriter = None  # which characters one that is made of the rows will lack, nobody knows yet
     else:
@@ -118,10 +120,11 @@ def rewriter_of(data: DataSpec, tokenizer: TokenizerState | None, *, of_bytes: b
     return Rewriter(tokenizer.rewrites())
 
 
-def plain_preview(number: int, texts: Texts, rewritten: Mapping[str, int]) -> RowPreview:
-    """A row whose tokens are not known yet."""
+def _untokenized(task: RowTask, number: int, texts: Texts, rewritten: Mapping[str, int]) -> RowPreview:
+    """A row whose tokens are not known yet. Raises Defect."""
     input, target = (
         TextPreview(text=text[:SHOWN], characters=len(text), tokens=None, cut_characters=None, unknown={})
         for text in (texts.input, texts.target)
     )
-    return RowPreview(number=number, input=input, target=target, rewritten=dict(rewritten))
+    spans = task.builtin_spans(texts)
+    return RowPreview(number=number, input=input, target=target, rewritten=dict(rewritten), spans=spans)

@@ -10,6 +10,7 @@ from jobs.companions import CompanionColumns
 from jobs.evaluation_metrics import EvaluationMetric, metrics_of
 from jobs.labels import LabelPlan
 from jobs.plan import DataPlan
+from jobs.preview import SpanPreview
 from worker.training.dataset.data import Int64, Rows
 from worker.training.dataset.encoding import LabelReport
 from worker.training.dataset.tokens import TokenizerState
@@ -43,6 +44,9 @@ class Unlabelled:
 
     def label_report(self, tokenizer: TokenizerState) -> LabelReport:
         return lambda numbers, split_keys, parts, most: None
+
+    def builtin_spans(self, texts: Texts) -> tuple[SpanPreview, ...]:
+        return ()
 
     def reading_as(self, data: DataPlan) -> Self:
         return self

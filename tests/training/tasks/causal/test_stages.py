@@ -144,14 +144,16 @@ def test_prepare_gives_the_preview_the_tokens_of_a_builtin_model(workplace: Work
     run = job(workplace, data={"validation": 0.1, "max_tokens": 64})
     workplace.check(run)
     [checked] = run.preview().sources
-    assert [(row.input.tokens, row.spans) for row in checked.rows] == [(None, ())] * 3
+    assert [row.input.tokens for row in checked.rows] == [None] * 3
+    said = [turn["content"] for turn in chats[0]["messages"] if turn["role"] == "assistant"]
+    whole = [span.text.removesuffix("<|im_end|>") for span in checked.rows[0].spans if span.learned]
+    assert whole == said, "every reply, as far as anybody knows"
     workplace.prepare_only(run)
     [prepared] = run.preview().sources
     assert prepared.model_copy(update={"rows": checked.rows}) == checked
     assert [row.number for row in prepared.rows] == [row.number for row in checked.rows]
     tokenizer = AutoTokenizer.from_pretrained(run.plan().model.folder)
     first = prepared.rows[0]
-    said = [turn["content"] for turn in chats[0]["messages"] if turn["role"] == "assistant"]
     learned = [span.text for span in first.spans if span.learned]
     assert learned and all(text.removesuffix("<|im_end|>") in reply for text, reply in zip(learned, said, strict=False))
     whole = len(tokenizer.apply_chat_template(chats[0]["messages"], tokenize=True, return_dict=False))

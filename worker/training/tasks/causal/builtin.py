@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worker.training.tasks.causal.chat import ChatFormat
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
@@ -27,6 +29,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+CHAT = ChatFormat(CHAT_TEMPLATE, {"pad_token": PAD, "eos_token": END}, (END, PAD), (PAD, START, END))
 CONFIG: dict[str, Any] = {
     "model_type": "qwen2",
     "architectures": ["Qwen2ForCausalLM"],

@@ -11,6 +11,7 @@ import numpy as np
 
 from jobs.companions import CompanionColumns
 from jobs.plan import DataPlan
+from jobs.preview import SpanPreview
 from jobs.spec import DataSpec, JobSpec
 from worker.training.dataset.data import Rows
 from worker.training.dataset.encoding import Limits
@@ -24,7 +25,7 @@ from worker.training.tasks.causal import builtin
 from worker.training.tasks.causal.flops import CausalFlops
 from worker.training.tasks.causal.layout import build, layers_of, layout_of
 from worker.training.tasks.causal.limits import CausalLimit
-from worker.training.tasks.causal.rows import CausalEncoder, CausalTokenizer, tried
+from worker.training.tasks.causal.rows import CausalEncoder, CausalTokenizer, spans_of, tried
 from worker.training.tasks.columns import WHOLE, choose_templates, recognize
 from worker.training.tasks.layout import Layout, check_positions
 from worker.training.tasks.task import BuiltinModel, Config, Prompt, Usage
@@ -109,6 +110,10 @@ class Causal(Unlabelled):
     def encoder(self, tokenizer: TokenizerState, limits: Limits) -> CausalEncoder:
         assert isinstance(tokenizer, CausalTokenizer)
         return CausalEncoder(tokenizer, limits, everything=self.everything)
+
+    def builtin_spans(self, texts: Texts) -> tuple[SpanPreview, ...]:
+        rendered = builtin.CHAT.render(texts, everything=self.everything)
+        return spans_of(rendered, len(rendered.text))
 
     def adapted(self, config: Config) -> Config:
         """Raises Rejected (`bad_config`, `limit_too_large`)."""

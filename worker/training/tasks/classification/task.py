@@ -15,6 +15,7 @@ from jobs.errors import Rejected
 from jobs.evaluation_metrics import EvaluationMetric, metrics_of
 from jobs.labels import LabelPlan
 from jobs.plan import DataPlan
+from jobs.preview import SpanPreview
 from jobs.spec import DataSpec, JobSpec
 from worker.training.dataset.data import Int64, Rows
 from worker.training.dataset.encoding import LabelReport, Limits
@@ -145,6 +146,9 @@ class Classification:
 
     def labels_of(self, texts: Texts) -> Sequence[str]:
         return labels_in(texts.target, several=self.several)
+
+    def builtin_spans(self, texts: Texts) -> tuple[SpanPreview, ...]:
+        return ()
 
     def label_report(self, tokenizer: TokenizerState) -> LabelReport:
         return ClassReport(self.label_names, tokenizer, self.labels_noticed)
