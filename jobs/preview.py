@@ -145,6 +145,8 @@ class UnrecognizedSource(Frozen):
     the first 50."""
     rows: list[dict[str, str]]
     """The first two rows: by column, its value as text, or as JSON; the first 200 characters of it."""
+    reading: str | None = None
+    """What of the file is read, and how, where its name does not say."""
 
 
 class DataPreview(Frozen):

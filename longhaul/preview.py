@@ -54,6 +54,8 @@ def print_preview(preview: DataPreview, console: Console) -> None:
     for noticed in preview.validation_noticed:
         grid.add_row(Text("validation", style="dim"), "", Text(one_line(noticed), style="yellow"))
     for unread in preview.unrecognized:
+        if unread.reading:
+            grid.add_row(Text("from", style="dim"), "", Text(one_line(unread.reading)))
         grid.add_row(Text("columns", style="dim"), "", Text(one_line(f"of {unread.name}: {', '.join(unread.columns)}")))
         for raw in unread.rows:
             values = "; ".join(f"{name}: {value}" for name, value in raw.items())

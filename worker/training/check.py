@@ -31,6 +31,7 @@ from worker.training.dataset.inspection import (
     inspect_rows,
     label_offered,
     like_labels,
+    naming_part,
     survey,
     texts_offered,
     unrecognized,
@@ -156,7 +157,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         if (columns := columns_by_source.get(head.param)) is None:
             continue
         known = earlier[head.param].companions if head.param in earlier else None
-        with mistakes.kept_back():
+        with mistakes.kept_back(), naming_part(head, spec.data):
             try:
                 templates, beside = read_by(head, columns, everywhere, spec, task, known)
             except BadData as error:
@@ -168,13 +169,13 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
             try:
                 rows = inspect_rows(head, spec.data, templates, task, rewriter)
             except BadData as error:
-                error.hint = fields_offered(str(error), templates, columns) or error.hint
+                error.hint = fields_offered(head, str(error), templates, columns, spec.data) or error.hint
                 raise
             found.append(ReadSource(head, templates, rows, read_as, beside))
     journal.progress(0.4)
     validating: ReadSource | None = None
     if validation and (columns := columns_by_source.get(validation.param)) is not None:
-        with mistakes.kept_back():
+        with mistakes.kept_back(), naming_part(validation, spec.data):
             known = before.plan.data.validation_companions if before else None
             templates, _ = read_by(validation, columns, everywhere, spec, task, known)
             rows = inspect_rows(validation, spec.data, templates, task, rewriter)

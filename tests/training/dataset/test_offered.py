@@ -82,6 +82,16 @@ def test_a_field_of_an_object_is_offered_where_a_text_should_be(workplace: Workp
     assert taken(workplace, "rows.jsonl", "builtin:t5-tiny", hint) == ("{instruction} {input?}", "{output|json}")
 
 
+def test_objects_in_a_few_rows_change_no_template(workplace: Workplace) -> None:
+    rows: list[dict[str, Any]] = [
+        {"input": f"{TROUBLES[n % 3]}, number {n}", "output": f"reply {n}"} for n in range(60)
+    ]
+    rows[7]["output"] = rows[8]["output"] = {"answer": "reply"}
+    workplace.rows("rows.jsonl", rows)
+    hint = refused(workplace, "rows.jsonl", "builtin:t5-tiny")
+    assert hint == "repair these lines, or set data.max_invalid_fraction to 0.034 to continue without them"
+
+
 def test_objects_without_fields_to_name_are_offered_as_json(workplace: Workplace) -> None:
     rows = [{"input": f"{TROUBLES[n % 3]}, number {n}", "output": [{"answer": f"reply {n}"}]} for n in range(60)]
     workplace.rows("rows.jsonl", rows)
@@ -117,7 +127,12 @@ def test_a_table_without_names_is_told_from_one_with_them(separator: str, workpl
 def test_a_sheet_without_names_is_told_as_well(workplace: Workplace) -> None:
     rows = [[f"{TROUBLES[n % 3]} since day {n}. Please help me soon.", n % 3] for n in range(60)]
     (workplace.data / "rows.xlsx").write_bytes(xlsx({"One": cells_of(rows)}))
-    assert "put names in a row above it" in refused(workplace, "rows.xlsx", "builtin:roberta-tiny")
+    with pytest.raises(BadData, match=r"recognized in rows.xlsx; it has: .*\(from sheet 'One'\)$") as caught:
+        workplace.check(workplace.job("rows.xlsx", model="builtin:roberta-tiny"))
+    assert "put names in a row above it" in str(caught.value.hint)
+    (workplace.data / "rows.xlsx").write_bytes(xlsx({"One": cells_of([["text", "label"], *([["", 1]] * 9)])}))
+    with pytest.raises(BadData, match=r"9 of 9 rows of rows.xlsx cannot be used .* \(from sheet 'One'\)$"):
+        workplace.check(workplace.job("rows.xlsx", model="builtin:roberta-tiny"))
     (workplace.data / "rows.xlsx").write_bytes(xlsx({"One": cells_of([["text", "label"], *rows])}))
     run = workplace.job("rows.xlsx", model="builtin:roberta-tiny", data={"validation": 0.0})
     assert workplace.check(run)["plan"]["labels"] == 3

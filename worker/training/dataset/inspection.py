@@ -8,6 +8,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -53,7 +54,11 @@ _SPACES = 5
 _CALLED_TARGET = re.compile(
     "target|output|response|reply|answer|completion|summary|translation|solution|chosen", re.IGNORECASE
 )
-_CALLED_INPUT = re.compile("input|prompt|question|instruction|source|query|text|document|article", re.IGNORECASE)
+_CALLED_INPUT = re.compile(
+    "input|prompt|question|instruction|source|query|text|document|article|ticket|message|body|content|description|review|"
+    "comment|sentence|utterance",
+    re.IGNORECASE,
+)
 _CALLED_LABEL = re.compile("label|class|categor|intent|sentiment|topic|target", re.IGNORECASE)
 _CLASSIFIER = next(model for model, task in BUILTIN_MODELS.items() if task == "classification")
 
@@ -206,11 +211,12 @@ def label_offered(head: Head, columns: Collection[str], data: DataSpec, *, class
     labels: dict[str, Counter[str]] = {}
     lists: set[str] = set()
     rows = 0
-    named = [name for name in sorted(columns) if _PLAIN_NAME.fullmatch(name) and name != "null"]
+    named = {name for name in columns if _PLAIN_NAME.fullmatch(name) and name != "null"}
     for row in islice(FirstRows(head, named, CsvFormat.of(data)), _OFFERED_BY):
         rows += 1
-        for name in named:
-            value = (row.columns or {}).get(name)
+        for name, value in (row.columns or {}).items():
+            if name not in named:
+                continue
             items = value if isinstance(value, list) else [value]
             if items and all(isinstance(item, str | int) and str(item).strip() for item in items):
                 labels.setdefault(name, Counter()).update(str(item).strip() for item in items)
@@ -222,7 +228,8 @@ def label_offered(head: Head, columns: Collection[str], data: DataSpec, *, class
     classes = {name: found for name, found in labels.items() if found.total() > _MOSTLY * rows and like_labels(found)}
     if not told or not classes:
         return None
-    text = max(told, key=lambda name: sum(map(len, told[name])) / len(told[name]))
+    # The first of those that are called an input, else of those that are not called an answer.
+    text = min(told, key=lambda name: (_CALLED_TARGET.search(name) is not None, _CALLED_INPUT.search(name) is None))
     label = min(classes, key=lambda name: (_CALLED_LABEL.search(name) is None, _numbered(classes[name]), name))
     line = classifying(text, label, several=label in lists, classifies=classifies)
     return f"looks like {len(classes[label])} labels: classify `{text}` by `{label}`? Add {line}"
@@ -276,19 +283,44 @@ def header_offered(head: Head, data: DataSpec) -> str | None:
     return f"its first line looks like a row, not like the names of columns; put names before it{how}"
 
 
-def fields_offered(message: str, templates: Templates, columns: Collection[str]) -> str | None:
-    """A hint for rows that hold an object where a text should be, as `message` says: with a field of it, or as JSON."""
+def fields_offered(
+    head: Head, message: str, templates: Templates, columns: Collection[str], data: DataSpec
+) -> str | None:
+    """A hint where most rows hold an object in place of a text, as `message` says of some: with a field of it, or as
+    JSON. None: it is no object in most of them."""
     for column in {name for one in templates if one for name in one.columns}:
-        fields = sorted(name for name in columns if name.startswith(f"{column}.") and _PATH.fullmatch(name))
-        if f"{OBJECT} in {column}:" in message:
-            old, new = rf"\{{{re.escape(column)}(\??)\}}", rf"{{{fields[0] if fields else f'{column}|json'}\1}}"
-            input, target = (re.sub(old, new, one.source) if one else None for one in templates)
-            if not fields:
-                return f"`{column}` holds objects; take them as JSON: {learning(input, target)}"
-            named = ", ".join(field.removeprefix(f"{column}.") for field in fields[:_NAMED])
-            whole = f"or the whole object, as JSON: {{{column}|json}}"
-            return f"`{column}` holds objects with {named}; name what to learn, {whole}: {learning(input, target)}"
+        if f"{OBJECT} in {column}:" not in message:
+            continue
+        rows = list(islice(FirstRows(head, [column], CsvFormat.of(data)), _OFFERED_BY))
+        values = [row.columns.get(column) for row in rows if row.columns is not None]
+        objects = [one for value in values for one in (value if isinstance(value, list) else [value])[:1]]
+        objects = [one for one in objects if isinstance(one, dict)]
+        if 2 * len(objects) <= len(rows):
+            continue
+        often = Counter(f"{column}.{key}" for value in values if isinstance(value, dict) for key in value)
+        common = (name for name, count in often.items() if 2 * count > len(objects))
+        fields = sorted(name for name in common if name in columns and _PATH.fullmatch(name))
+        old, new = rf"\{{{re.escape(column)}(\??)\}}", rf"{{{fields[0] if fields else f'{column}|json'}\1}}"
+        input, target = (re.sub(old, new, one.source) if one else None for one in templates)
+        if not fields:
+            return f"`{column}` holds objects; take them as JSON: {learning(input, target)}"
+        named = ", ".join(field.removeprefix(f"{column}.") for field in fields[:_NAMED])
+        whole = f"or the whole object, as JSON: {{{column}|json}}"
+        return f"`{column}` holds objects with {named}; name what to learn, {whole}: {learning(input, target)}"
     return None
+
+
+@contextmanager
+def naming_part(head: Head, data: DataSpec) -> Iterator[None]:
+    """Has an error about rows name what of the files was read, such as a sheet, where their names do not say."""
+    try:
+        yield
+    except BadData as error:
+        rows = FirstRows(head, csv=CsvFormat.of(data))
+        next(iter(rows), None)
+        if rows.reading is not None:
+            error.args = (f"{error} (from {rows.reading})",)
+        raise
 
 
 def learning(input: str | None, target: str | None, more: Mapping[str, str] | None = None) -> str:
@@ -310,7 +342,8 @@ def _numbered(labels: Collection[str]) -> bool:
 
 def unrecognized(head: Head, columns: Collection[str], data: DataSpec) -> UnrecognizedSource:
     """The first rows as they are in the file. `columns`: all names that a template can use."""
-    readable = (row.columns for row in FirstRows(head, columns, CsvFormat.of(data)) if row.columns is not None)
+    first = FirstRows(head, columns, CsvFormat.of(data))
+    readable = (row.columns for row in first if row.columns is not None)
     rows = [
         {
             _shown(name): _shown(
@@ -321,7 +354,7 @@ def unrecognized(head: Head, columns: Collection[str], data: DataSpec) -> Unreco
         for columns_of_row in islice(readable, _FIRST)
     ]
     in_order = dict.fromkeys([name for row in rows for name in row] + sorted(map(_shown, columns)))
-    return UnrecognizedSource(name=head.name, columns=tuple(in_order)[:_NAMED], rows=rows)
+    return UnrecognizedSource(name=head.name, columns=tuple(in_order)[:_NAMED], rows=rows, reading=first.reading)
 
 
 def _shown(text: str) -> str:

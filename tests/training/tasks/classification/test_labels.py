@@ -300,6 +300,28 @@ def test_a_column_that_looks_like_labels_is_offered_and_the_line_works(
     assert checked(run) == {"bad": 20, "good": 20, "mixed": 20}
 
 
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        (("ticket", "reply", "category"), "ticket"), (("reply", "ticket", "category"), "ticket"),
+        (("reply", "notes", "category"), "notes"), (("zeta", "alpha", "category"), "zeta"),
+        (("category", "reply"), "reply"),
+    ],
+)  # fmt: skip
+def test_what_is_classified_is_an_input_and_not_the_longest_answer(
+    columns: tuple[str, ...], text: str, workplace: Workplace
+) -> None:
+    long = {"reply": "We are sorry. ", "alpha": "It is long, too. "}
+    rows = [
+        {name: ("bug", "bill")[n % 2] if name == "category" else f"{long.get(name, '')}it is {n}" for name in columns}
+        for n in range(40)
+    ]
+    workplace.rows("rows.jsonl", rows)
+    with pytest.raises(BadData) as caught:
+        workplace.check(job(workplace))
+    assert f"classify `{text}` by `category`?" in str(caught.value.hint)
+
+
 def test_lists_of_labels_are_offered_as_several(workplace: Workplace) -> None:
     rows = [{"my text": f"a note on kettle {n}", "tags": [["a"], ["a", "b"], ["c"]][n % 3]} for n in range(60)]
     workplace.rows("rows.jsonl", rows)
