@@ -20,7 +20,7 @@ from jobs.errors import Damaged, LonghaulError, NotFound
 from jobs.events import EVENT_TYPES
 from jobs.heartbeat import device_of
 from jobs.labels import CONFUSION, ConfusionMatrix
-from jobs.plan import Plan
+from jobs.plan import CheckSummary, Plan
 from jobs.preview import FILE as PREVIEW
 from jobs.preview import DataPreview
 from jobs.redis.queries import Filter
@@ -177,6 +177,7 @@ def routes(
             newest_first = sorted((folder.name for folder in run.checkpoints.glob("step-*")), reverse=True)
             delivered = run.has_model()
             values |= {"delivered": delivered, "checkpoints": newest_first, "askable": delivered or newest_first}
+            values["classifies"] = isinstance(one.plan, CheckSummary) and one.plan.task == "classification"
             never = one.dry_run or one.kind == "evaluate"
             values["why_no_model"] = (
                 why_no_model(run.record())[0] if never or (one.finished_at and not delivered) else ""

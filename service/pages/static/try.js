@@ -8,9 +8,10 @@ let asked = null;
 
 function body() {
   const { input, checkpoint, base, temperature, max_new_tokens } = form.elements;
-  const given = { input: input.value, stream: true, base: base.checked, temperature: Number(temperature.value) };
+  const given = { input: input.value, stream: true, base: base.checked };
   if (checkpoint.value) given.checkpoint = checkpoint.value;
-  if (max_new_tokens.value) given.max_new_tokens = Number(max_new_tokens.value);
+  if (temperature) given.temperature = Number(temperature.value); // a classifier writes nothing
+  if (max_new_tokens?.value) given.max_new_tokens = Number(max_new_tokens.value);
   return given;
 }
 

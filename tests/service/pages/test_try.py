@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from playwright.sync_api import expect
 
+from jobs.events import JobChecked
 from tests.service.answering import DONE, OUTPUT, answering
 from tests.service.pages.watched import WatchedPage
 from tests.service.running import Service
 from tests.service.seeded import leave_behind, train
-from tests.support.samples import heartbeat
+from tests.support.samples import checked, heartbeat
 
 HOSTILE = "<b>bold</b>"
 
@@ -74,3 +75,21 @@ def test_a_refusal_says_what_to_do(service: Service, watched: WatchedPage) -> No
     watched.expected.append("503")
     page.get_by_role("button", name="Ask").click()
     expect(page.locator("#try-status")).to_contain_text("python -m worker generate")
+
+
+def test_a_classifier_is_asked_without_what_only_writers_have(
+    service: Service, watched: WatchedPage, redis_url: str
+) -> None:
+    job, page = service.submit(name="chef"), watched.page
+    summary = checked().plan.model_copy(update={"task": "classification"})
+    service.append(job, JobChecked(plan=summary))
+    leave_behind(service.run(job))
+    service.store.workers.report(heartbeat("generate-a"))
+    page.goto(f"{service.url}/jobs/{job}?tab=try")
+    page.get_by_label("Text").fill("My kettle leaks")
+    assert page.locator("#try input[type=number]").count() == 0
+    worker, taken = answering(redis_url, [("output", {**OUTPUT, "model": "trained", "text": "bug"}), ("done", DONE)])
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator("#try-answers .tile")).to_contain_text("bug")
+    worker.join()
+    assert [request.payload for request in taken] == [{"input": "My kettle leaks", "stream": True}]
