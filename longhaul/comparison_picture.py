@@ -91,7 +91,10 @@ def _losses(axes: Axes, jobs: Sequence[ComparedJob], curves: Mapping[str, Curve]
         if curve := curves.get(job.id):
             steps, values = zip(*curve, strict=True)
             axes.plot(steps, values, color=LINES[place], linewidth=1.8, label=_name(jobs, place))
-    if not axes.lines:
+    if axes.lines:
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
+    else:
         axes.text(0.5, 0.5, "no metrics yet", color=INK, ha="center", va="center", transform=axes.transAxes)
     axes.set_xlabel("step", color=INK)
     axes.set_ylabel("loss (nats)", color=INK)

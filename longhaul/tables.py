@@ -109,7 +109,8 @@ def print_job(job: JobDict, console: Console, checkpoints: Sequence[CheckpointDi
             speed.append(f"{format_number(progress['tokens_per_s'])} tokens/s")
         if progress["mfu"] is not None:
             speed.append(f"MFU {format_share(progress['mfu'])}")
-        lines.append(("training loss", f"{loss(progress['loss'])} at {', '.join(speed)}"))
+        when = "at" if job["status"] == "running" else "in the last steps, at"
+        lines.append(("training loss", f"{loss(progress['loss'])} {when} {', '.join(speed)}"))
     elif needed := time_needed(job):
         lines.append(("time needed", Text(needed)))
     if memory := memory_needed(job):

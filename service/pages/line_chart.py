@@ -49,7 +49,7 @@ def line_chart(title: str, series: Mapping[str, Points]) -> LineChart | None:
     if not points:
         return None
     xs, ys = [x for x, _ in points], [y for _, y in points]
-    x_low, x_high = span(min(xs), max(xs))
+    x_low, x_high = (min(xs), max(xs)) if len({*xs}) > 1 else (0.0, max(1.0, xs[0]))  # steps, which begin at 0
     y_low, y_high = span(min(ys), max(ys))
 
     def at(x: float, y: float) -> tuple[float, float]:
@@ -79,8 +79,8 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def span(low: float, high: float) -> tuple[float, float]:
-    """Never so small that labels of its ticks would be equal."""
+    """Never so small that labels of its ticks would be equal, and below zero only where a value is."""
     large = max(abs(low), abs(high))
     if large < LEAST:
-        return -0.5, 0.5
+        return (-0.5, 0.5) if low < 0 else (0.0, 1.0)
     return (low, high) if high - low > FLAT * large else (low - 0.5 * large, high + 0.5 * large)

@@ -117,7 +117,8 @@ def trial_charts(spec: SweepSpec, trials: Sequence[Trial]) -> TrialCharts | None
     low, high = _fenced(known, higher_is_better=spec.by.higher_is_better)
     bottom, top = span(low, high)
     room = (top - bottom) * MARGIN
-    metric = _number_axis(spec.by.words, bottom - room, top + room)
+    floor = bottom - room if low < 0 else max(0.0, bottom - room)
+    metric = _number_axis(spec.by.words, floor, top + room)
     parameters = [_axis(key, parameter) for key, parameter in spec.space.items()]
     return TrialCharts(
         value_ticks=tuple((_down(place, TOP, FLOOR), text) for place, text in metric.ticks),

@@ -97,6 +97,9 @@ def draw(
         if (scale := settled([*points, *held_out])) is not None:
             axes.set_ylim(*scale)
             title += f", from {format_figure(max(loss for _, loss in [*points, *held_out]))}"
+        if points or held_out:
+            axes.set_xlim(left=0)
+            axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
         axes.set_title(title.replace("$", r"\$"), color=INK, fontsize=11, loc="left", wrap=True)
         axes.set_xlabel("step", color=INK)
         axes.set_ylabel("loss (nats)", color=INK)

@@ -6,7 +6,7 @@ const POINTS = 1500, EVERY_MS = 2000, MOST_ADDED = 600, HEIGHT = 220;
 const GIB = 2 ** 30;
 const PANELS = [
   { title: "loss", unit: "nats", fields: ["loss", "loss_min", "loss_max"], evaluations: true, smooth: true },
-  { title: "rows/s", fields: ["rows_per_s"], smooth: true },
+  { title: "rows/s", fields: ["rows_per_s"], names: ["rows/s at this step"], smooth: true },
   { title: "learning rate", fields: ["learning_rate"] },
   { title: "gradient norm", fields: ["grad_norm"], smooth: true },
   { title: "MFU", fields: ["mfu"], scale: 100, unit: "%" },
@@ -155,7 +155,7 @@ function options(panel, width) {
     title: panel.unit ? `${panel.title}, ${panel.unit}` : panel.title,
     series,
     bands: panel.title === "loss" ? [{ series: [3, 2], fill: color("--band") }] : undefined,
-    scales: { x: { time: axis === "at" }, y: { distr: isLogarithmic(panel) ? 3 : 1 } },
+    scales: { x: { time: axis === "at", range: across }, y: { distr: isLogarithmic(panel) ? 3 : 1 } },
     axes: [
       { stroke: text, grid, ticks: grid, size: 28, label: name, labelSize: 16, labelGap: 0, labelFont: LABEL },
       { stroke: text, grid, ticks: grid, size: wide, values: (_, ticks) => ticks.map((tick) => (tick === null ? null : figure(tick))) },
@@ -166,6 +166,12 @@ function options(panel, width) {
     legend: { live: true },
   };
 }
+
+// Of a single point uPlot would show as much again on both sides: twice the steps of a short job, or a day.
+const across = ({ data: [points] }, low, high) => {
+  if (points.length !== 1 || range !== null) return [low, high];
+  return axis === "at" ? [points[0] - 60, points[0] + 60] : [0, Math.max(points[0], 1)];
+};
 
 // Room for the longest figure of an axis.
 const wide = (_, shown) => 22 + 7.5 * Math.max(4, ...(shown ?? []).map((each) => each?.length ?? 0));

@@ -56,6 +56,31 @@ def test_a_page_follows_its_job(service: Service, watched: WatchedPage) -> None:
     assert page.evaluate("window.untouched"), "the page was changed, not loaded anew"
 
 
+CHARTS = """
+let made;
+window.charts = [];
+Object.defineProperty(window, "uPlot", { get: () => made, set: (given) => {
+  made = class extends given { constructor(...all) { super(...all); window.charts.push(this); } };
+} });
+"""
+ACROSS = "[...new Set(charts.splice(0).map(({ scales: { x } }) => `${x.max - x.min} to ${x.max}`))]"
+
+
+def test_charts_of_one_point_end_there(service: Service, watched: WatchedPage) -> None:
+    job, page = queued(service, "chef"), watched.page
+    service.append(job, STARTED)
+    append_line(service.run(job).metrics_file, row(10))
+    service.store.set_latest(job, row(10))
+    page.add_init_script(CHARTS)
+    page.goto(f"{service.url}/jobs/{job}")
+    expect(page.locator("#charts")).to_have_attribute("data-drawn", "1")
+    assert page.evaluate(ACROSS) == ["10 to 10"]
+    page.locator("#axis").select_option("at")
+    assert page.evaluate(ACROSS) == [f"120 to {row(10).at + 60:.0f}"]
+    expect(page.locator(".figures")).to_contain_text("speed now")
+    expect(page.locator("#charts")).to_contain_text("rows/s at this step")
+
+
 SLOW = """
 const asked = window.fetch;
 let answered = 0;

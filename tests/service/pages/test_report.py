@@ -185,6 +185,14 @@ def test_everything_of_a_chart_is_inside_of_it(points: list[tuple[int, float]]) 
     assert all(0 <= x <= WIDTH for x, _ in chart.x_ticks) and all(0 <= y <= HEIGHT for y, _ in chart.y_ticks)
 
 
+def test_a_chart_is_below_zero_only_where_a_value_is_and_begins_at_step_0_where_it_has_one() -> None:
+    for value, labels in ((0.0, {"0", "1"}), (3.25, {"2", "4"}), (-1.0, {"-1.4", "-0.6"})):
+        chart = line_chart("learning rate", {"": [(10, value)]})
+        assert chart is not None and [text for _, text in chart.x_ticks] == ["0", "2", "4", "6", "8", "10"]
+        shown = {text for _, text in chart.y_ticks}
+        assert labels <= shown and any(text.startswith("-") for text in shown) is (value < 0)
+
+
 def test_a_chart_of_nothing_is_none() -> None:
     assert line_chart("loss", {"training": [(1, math.inf)], "validation": []}) is None
 
