@@ -146,8 +146,8 @@ def test_prepare_gives_the_preview_the_tokens_of_a_builtin_model(workplace: Work
     [checked] = run.preview().sources
     assert [row.input.tokens for row in checked.rows] == [None] * 3
     said = [turn["content"] for turn in chats[0]["messages"] if turn["role"] == "assistant"]
-    whole = [span.text.removesuffix("<|im_end|>") for span in checked.rows[0].spans if span.learned]
-    assert whole == said, "every reply, as far as anybody knows"
+    shown = [span.text.removesuffix("<|im_end|>") for span in checked.rows[0].spans if span.learned]
+    assert shown == said, "every reply, as far as anybody knows"
     workplace.prepare_only(run)
     [prepared] = run.preview().sources
     assert prepared.model_copy(update={"rows": checked.rows}) == checked
