@@ -21,7 +21,7 @@ import pytest
 from jobs.errors import BadData
 from jobs.spec import CsvQuoting
 from worker.training.rows.csv_rows import CsvFormat
-from worker.training.rows.lines import BLOCK_BYTES, MAX_LINE_BYTES
+from worker.training.rows.lines import BLOCK_BYTES, MAX_LINE_BYTES, UNMARKED
 from worker.training.rows.reading import open_files, open_source
 from worker.training.rows.row import Block, Reader, Row, reencode
 from worker.training.rows.sources import DataFile, Source
@@ -403,6 +403,16 @@ def test_text_that_is_no_unicode_is_rejected(tmp_path: Path, encoding: str) -> N
     assert [(row.number, row.defect) for row in rows] == [(1, None), (2, "not UTF-8"), (3, None)]
     rows = read(tmp_path, '{"a": "1"}\n{"a": "2"}'.encode(encoding)[:-1])
     assert [row.defect for row in rows] == [None, "not UTF-8"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize(
+    ("name", "text"), [("rows.csv", "a,b\r\n1,größer\r\n"), ("rows.jsonl", '{"a": "1", "b": "größer"}')]
+)
+def test_utf_16_without_a_mark_is_recognized_and_said(tmp_path: Path, encoding: str, name: str, text: str) -> None:
+    reader = reader_of(tmp_path, text.encode(encoding), name)
+    assert [row.columns for row in all_rows(reader)] == [{"a": "1", "b": "größer"}]
+    assert reader.reading == UNMARKED
 
 
 # -- CSV -------------------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """Lines of a text file, whatever it is packed in: decompressed, as UTF-8, bounded, never the whole file in memory.
 
 Packing and encoding are recognized by content, not name: gzip and zstd (also several of them one after the other), a
-zip archive of one file, a workbook; UTF-8, or UTF-16 or UTF-32 with a byte order mark, or Windows-1252 where text is
-not UTF-8 and looks like it. Other encodings cannot be distinguished, and are not guessed.
+zip archive of one file, a workbook; UTF-8, or UTF-16 or UTF-32 with a byte order mark, UTF-16 without one where text
+begins with two characters of ASCII, or Windows-1252 where text is not UTF-8 and looks like it. Other encodings cannot
+be distinguished, and are not guessed.
 """
 
 from __future__ import annotations
@@ -51,6 +52,12 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
+_WITHOUT_MARK: dict[tuple[bool, ...], str] = {
+    (True, False, True, False): "utf-16-le",
+    (False, True, False, True): "utf-16-be",
+}
+"""By which of the first four bytes are not 0."""
+UNMARKED = "text without a byte order mark, read as UTF-16"
 
 
 class OverLong(bytes):
@@ -73,6 +80,7 @@ class Lines:
         self._read = 0
         self._rows: int | None = None
         self._inside: str | None = None
+        self._unmarked: str | None = None
         self._recoder = Recoder()
         self.refuse = refusal(file, param)
         self.number = 0
@@ -95,7 +103,10 @@ class Lines:
     @property
     def reading(self) -> str | None:
         """What of the file is read so far, and how, where its name does not say: a file in it, a sheet, an encoding."""
-        return "; ".join(filter(None, (self._inside, WINDOWS_1252 if self._recoder.recodes else None))) or None
+        return (
+            "; ".join(filter(None, (self._inside, self._unmarked, WINDOWS_1252 if self._recoder.recodes else None)))
+            or None
+        )
 
     def __iter__(self) -> Generator[bytes, None, None]:
         self._raw = self._file.open(self._param)
@@ -143,6 +154,9 @@ class Lines:
         for mark, encoding in _MARKS.items():
             if start.startswith(mark):
                 return io.BufferedReader(_AsUtf8(plain, encoding), _PIECE), True
+        if encoding := _WITHOUT_MARK.get(tuple(map(bool, start)), ""):
+            self._unmarked = UNMARKED
+            return io.BufferedReader(_AsUtf8(plain, encoding), _PIECE), True
         if marked := start.startswith(codecs.BOM_UTF8):
             plain.read(len(codecs.BOM_UTF8))
         return plain, marked
