@@ -207,19 +207,21 @@ class MemoryPlan(MemoryFigures):
 
     @property
     def text(self) -> str:
-        """For people, in one line."""
+        """For people, in one line: a fact after the other."""
         source = {"job": "memory.budget", "gpu": self.gpu, "assumed": f"{self.gpu}, assumed", "host": "host memory"}
-        setting = self.setting
         peak, budget, free = bytes_alike(self.peak_bytes, self.budget_bytes, abs(self.budget_bytes - self.peak_bytes))
         left = "to spare" if self.peak_bytes <= self.budget_bytes else "missing"
         on_host = 0 if self.host is None else self.host.optimizer_bytes
-        half = "model in float16, adapters in float32, " if self.dtype == "float16" else ""
-        return (
-            f"{peak} at its peak, of {budget} ({source[self.budget_source]}; {free} {left}): "
-            f"{half}{setting} of {self.input_tokens}/{self.target_tokens} tokens"
-            + (f"; {format_bytes(on_host)} of optimizer states in the host's memory" if on_host else "")
-            + (f"; {self.disk.text}" if self.disk and self.disk.text else "")
-        )
+        facts = [
+            f"peak memory {peak}",
+            f"budget {budget} ({source[self.budget_source]}), {free} {left}",
+            "model in float16, adapters in float32" if self.dtype == "float16" else None,
+            self.setting,
+            f"longest row {self.input_tokens:,}/{self.target_tokens:,} tokens",
+            f"{format_bytes(on_host)} of optimizer states in the host's memory" if on_host else None,
+            self.disk.text if self.disk else None,
+        ]
+        return "; ".join(fact for fact in facts if fact)
 
     @property
     def setting(self) -> str:

@@ -135,7 +135,7 @@ def _sentence(fact: AnyFact, attempt: int) -> str:
             setting = describe(fact.optimizer, fact.activation_checkpointing, fact.micro_batch)
             if fact.evaluation:
                 setting = f"evaluation, micro-batch {fact.micro_batch}"
-            return f"memory: {peak} at its peak, of {budget}{others}; {setting}{changed}"
+            return f"peak memory {peak}; budget {budget}{others}; {setting}{changed}"
         case MemoryMeasured():
             measured, predicted, peak, budget = bytes_alike(
                 fact.measured_bytes, fact.predicted_bytes, fact.peak_bytes, fact.budget_bytes

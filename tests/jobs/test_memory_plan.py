@@ -15,12 +15,12 @@ from tests.support.samples import PARTS, checked, memory_plan, prepared
 
 def test_a_plan_in_one_line() -> None:
     assert memory_plan().text == (
-        "26.0 GiB at its peak, of 31.0 GiB (NVIDIA GeForce RTX 5090; 5.0 GiB to spare): "
-        "adamw_8bit, no recomputation, micro-batch 8 of 256/256 tokens"
+        "peak memory 26.0 GiB; budget 31.0 GiB (NVIDIA GeForce RTX 5090), 5.0 GiB to spare; "
+        "adamw_8bit, no recomputation, micro-batch 8; longest row 256/256 tokens"
     )
-    assert "(memory.budget; " in memory_plan(budget_source="job").text
-    assert "(NVIDIA GeForce RTX 5090, assumed; " in memory_plan(budget_source="assumed").text
-    assert "(host memory; " in memory_plan(budget_source="host", device="cpu", gpu=None).text
+    assert "(memory.budget), " in memory_plan(budget_source="job").text
+    assert "(NVIDIA GeForce RTX 5090, assumed), " in memory_plan(budget_source="assumed").text
+    assert "(host memory), " in memory_plan(budget_source="host", device="cpu", gpu=None).text
     assert "every 2nd layer recomputed" in memory_plan(activation_checkpointing=2).text
 
 

@@ -83,7 +83,7 @@ def test_an_evaluation_is_told_without_steps_optimizer_and_training() -> None:
         micro_batch=8, activation_checkpointing=0, optimizer="adafactor", peak_bytes=2**30, budget_bytes=2**31,
         evaluation=True,
     )  # fmt: skip
-    assert worded(planned) == "memory: 1.0 GiB at its peak, of 2.0 GiB; evaluation, micro-batch 8"
+    assert worded(planned) == "peak memory 1.0 GiB; budget 2.0 GiB; evaluation, micro-batch 8"
     assert worded(prepared(0, train_rows=40)) == "prepared: 40 rows, the model is to be evaluated"
     seen = EvaluationFinished(step=0, loss=2.0, rows=40, seconds=1.0, best=False)
     assert worded(seen) == "evaluated: validation loss 2.0000 over 40 rows"

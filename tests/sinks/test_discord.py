@@ -635,7 +635,7 @@ def test_the_time_that_a_job_needs_is_told_before_it_starts_and_until_it_is_meas
 def test_the_memory_that_a_job_needs_is_told_beside_the_time(channel: JobChannel) -> None:
     memory = memory_plan().summary()
     channel.tell(checked(), prepared(4, time=time_summary(text=NEEDED), memory=memory))
-    assert fields(channel.messages[0]) == {"Time needed": "A" + NEEDED[1:], "Memory needed": memory.text}
+    assert fields(channel.messages[0]) == {"Time needed": "A" + NEEDED[1:], "Memory needed": "P" + memory.text[1:]}
 
 
 def test_no_usable_gpu_is_told_before_the_first_attempt(channel: JobChannel) -> None:

@@ -215,7 +215,7 @@ def test_the_plan_of_a_refused_job_says_what_it_would_need(workplace: Workplace)
     assert memory is not None and not memory.fits and not any(each.fits for each in memory.candidates)
     assert (memory.micro_batch, memory.activation_checkpointing, memory.optimizer) == (4, 1, "adafactor")
     assert memory.peak_bytes == sum(memory.parts.values()) > memory.limit_bytes
-    assert " missing): adafactor, every layer recomputed, micro-batch 4 of " in memory.text
+    assert " missing; adafactor, every layer recomputed, micro-batch 4; " in memory.text
     assert format_bytes(memory.peak_bytes) in str(caught.value)
     assert (run.path / PICTURE).read_bytes().startswith(b"\x89PNG")
 
@@ -223,7 +223,7 @@ def test_the_plan_of_a_refused_job_says_what_it_would_need(workplace: Workplace)
 def test_a_gpu_nobody_has_reported_is_assumed_and_said_to_be(flat: Workplace) -> None:
     plan = checked(flat, None, model=NAME, data=SHORT, memory={"micro_batch": 8})
     assert plan.budget_source == "assumed"
-    assert "(NVIDIA GeForce RTX 5090, assumed; " in plan.text
+    assert "(NVIDIA GeForce RTX 5090, assumed), " in plan.text
 
 
 # -- small models ------------------------------------------------------------------------------------------------------
