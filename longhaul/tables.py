@@ -109,8 +109,10 @@ def print_job(job: JobDict, console: Console, checkpoints: Sequence[CheckpointDi
             speed.append(f"{format_number(progress['tokens_per_s'])} tokens/s")
         if progress["mfu"] is not None:
             speed.append(f"MFU {format_share(progress['mfu'])}")
-        when = "at" if job["status"] == "running" else "in the last steps, at"
-        lines.append(("training loss", f"{loss(progress['loss'])} {when} {', '.join(speed)}"))
+        when = "" if job["status"] == "running" else " in the last steps"
+        lines.append(
+            ("training loss", f"{loss(progress['loss'])}{when}" + (f" at {', '.join(speed)}" if speed else ""))
+        )
     elif needed := time_needed(job):
         lines.append(("time needed", Text(needed)))
     if memory := memory_needed(job):
