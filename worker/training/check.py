@@ -31,7 +31,6 @@ from worker.training.dataset.inspection import (
     inspect_rows,
     label_offered,
     like_labels,
-    naming_part,
     survey,
     texts_offered,
     unrecognized,
@@ -51,7 +50,7 @@ from worker.training.rows.companions import companions_of, unread_columns
 from worker.training.rows.csv_rows import CsvFormat
 from worker.training.rows.labels import UNLABELLED, labels_alike
 from worker.training.rows.origin import Allowance, Head, find_head
-from worker.training.rows.reading import format_of
+from worker.training.rows.reading import format_of, naming_part
 from worker.training.rows.row import NO_LABEL, NOT_UTF8, REPAIRS, reencode
 from worker.training.rows.row_filter import UInt64
 from worker.training.rows.text import UNUSED_TOOLS, Templates
@@ -152,12 +151,12 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
             columns_by_source[head.param] = columns_of(head, CsvFormat.of(spec.data))
     everywhere = set[str]().union(*columns_by_source.values())
     found: list[ReadSource] = []
-    unread = []
+    unread, table = [], CsvFormat.of(spec.data)
     for head in train:
         if (columns := columns_by_source.get(head.param)) is None:
             continue
         known = earlier[head.param].companions if head.param in earlier else None
-        with mistakes.kept_back(), naming_part(head, spec.data):
+        with mistakes.kept_back(), naming_part(head.files, head.param, head.format, table):
             try:
                 templates, beside = read_by(head, columns, everywhere, spec, task, known)
             except BadData as error:
@@ -175,7 +174,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     journal.progress(0.4)
     validating: ReadSource | None = None
     if validation and (columns := columns_by_source.get(validation.param)) is not None:
-        with mistakes.kept_back(), naming_part(validation, spec.data):
+        with mistakes.kept_back(), naming_part(validation.files, validation.param, validation.format, table):
             known = before.plan.data.validation_companions if before else None
             templates, _ = read_by(validation, columns, everywhere, spec, task, known)
             rows = inspect_rows(validation, spec.data, templates, task, rewriter)

@@ -124,7 +124,7 @@ def test_a_table_without_names_is_told_from_one_with_them(separator: str, workpl
     assert taken(workplace, name, "builtin:roberta-tiny", hint) == ("{column1}", "{column2}")
 
 
-def test_a_sheet_without_names_is_told_as_well(workplace: Workplace) -> None:
+def test_a_sheet_without_names_is_told_as_well(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [[f"{TROUBLES[n % 3]} since day {n}. Please help me soon.", n % 3] for n in range(60)]
     (workplace.data / "rows.xlsx").write_bytes(xlsx({"One": cells_of(rows)}))
     with pytest.raises(BadData, match=r"recognized in rows.xlsx; it has: .*\(from sheet 'One'\)$") as caught:
@@ -136,3 +136,9 @@ def test_a_sheet_without_names_is_told_as_well(workplace: Workplace) -> None:
     (workplace.data / "rows.xlsx").write_bytes(xlsx({"One": cells_of([["text", "label"], *rows])}))
     run = workplace.job("rows.xlsx", model="builtin:roberta-tiny", data={"validation": 0.0})
     assert workplace.check(run)["plan"]["labels"] == 3
+    (workplace.data / "rows.xlsx").write_bytes(xlsx({"One": cells_of([["text", "label"], *rows, *([["", 1]] * 60)])}))
+    monkeypatch.setattr("worker.training.dataset.inspection.ROWS", len(rows))
+    run = workplace.job("rows.xlsx", model="builtin:roberta-tiny", data={"validation": 0.0})
+    workplace.check(run)
+    with pytest.raises(BadData, match=r"60 of 120 rows of rows.xlsx cannot be used .* \(from sheet 'One'\)$"):
+        workplace.prepare_only(run)

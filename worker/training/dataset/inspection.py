@@ -8,7 +8,6 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -308,19 +307,6 @@ def fields_offered(
         whole = f"or the whole object, as JSON: {{{column}|json}}"
         return f"`{column}` holds objects with {named}; name what to learn, {whole}: {learning(input, target)}"
     return None
-
-
-@contextmanager
-def naming_part(head: Head, data: DataSpec) -> Iterator[None]:
-    """Has an error about rows name what of the files was read, such as a sheet, where their names do not say."""
-    try:
-        yield
-    except BadData as error:
-        rows = FirstRows(head, csv=CsvFormat.of(data))
-        next(iter(rows), None)
-        if rows.reading is not None:
-            error.args = (f"{error} (from {rows.reading})",)
-        raise
 
 
 def learning(input: str | None, target: str | None, more: Mapping[str, str] | None = None) -> str:

@@ -22,7 +22,7 @@ from worker.training.dataset.pool import EncoderPool, cores
 from worker.training.journal import Journal
 from worker.training.rows.characters import Rewriter
 from worker.training.rows.csv_rows import CsvFormat
-from worker.training.rows.reading import format_of, open_source
+from worker.training.rows.reading import format_of, naming_part, open_source
 from worker.training.rows.row import Reader
 from worker.training.rows.row_counts import RowCounts
 from worker.training.rows.row_filter import RowFilter, parse_rows
@@ -117,15 +117,16 @@ def _add_source(assembly: Assembly, pool: EncoderPool, reader: Reader, sources: 
 
 def check_usable(counts: RowCounts, source: Source, data: DataSpec) -> None:
     """Raise BadData (`too_many_invalid_rows`, `no_rows`) if too few rows of a source are usable."""
-    counts.check_invalid(data.max_invalid_fraction, source.name, counts.read)
-    if not counts.kept:
-        why = (
-            f"{counts.read} read, {counts.invalid} unusable, {counts.left_out} left out, "
-            f"{counts.duplicates} duplicates of earlier or training rows"
-        )
-        raise BadData(
-            f"{source.param}: no row of {source.name} is left to use ({why})", code="no_rows", param=source.param
-        )
+    with naming_part(source.files, source.param, source.format, CsvFormat.of(data)):
+        counts.check_invalid(data.max_invalid_fraction, source.name, counts.read)
+        if not counts.kept:
+            why = (
+                f"{counts.read} read, {counts.invalid} unusable, {counts.left_out} left out, "
+                f"{counts.duplicates} duplicates of earlier or training rows"
+            )
+            raise BadData(
+                f"{source.param}: no row of {source.name} is left to use ({why})", code="no_rows", param=source.param
+            )
 
 
 def labels_of(

@@ -9,8 +9,10 @@ preparation that was killed finds the same ones again.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 from jobs.data_names import data_format
+from jobs.errors import BadData
 from worker.training.rows.archive import EMPTY_ZIP, ZIP, Archive
 from worker.training.rows.csv_rows import CsvFormat, CsvReader
 from worker.training.rows.json_lines import JsonReader
@@ -38,6 +40,19 @@ def open_files(
     """
     readers = [_open_file(file, param, format, columns, csv) for file in files]
     return readers[0] if len(readers) == 1 else _Several(readers, [file.bytes for file in files])
+
+
+@contextmanager
+def naming_part(files: Sequence[RowFile], param: str, format: str, csv: CsvFormat) -> Iterator[None]:
+    """Has an error about rows name what of the files was read, such as a sheet, where their names do not say."""
+    try:
+        yield
+    except BadData as error:
+        reader = open_files(files, param, format, None, csv)
+        next(reader.blocks(1), None)
+        if reader.reading is not None:
+            error.args = (f"{error} (from {reader.reading})",)
+        raise
 
 
 def format_of(file: RowFile, format: str, param: str) -> str:
