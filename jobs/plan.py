@@ -401,7 +401,7 @@ class CheckSummary(Frozen):
     train: str
     """As in the job, with the commit of a hub data set."""
     rows_looked_at: int
-    """First rows that were read."""
+    """First rows that were read, also of validation rows of their own."""
     rows_estimated: int
     """Usable training rows, by those."""
     invalid_rows: dict[str, int]

@@ -414,14 +414,19 @@ def test_a_split_of_few_inputs_in_many_rows_is_refused(workplace: Workplace, mon
 
 def test_a_validation_file_shares_no_row_with_training(workplace: Workplace) -> None:
     workplace.rows("rows.jsonl", pairs(30))
-    workplace.rows("other.jsonl", pairs(8, start=25))
-    run = workplace.job(data={"validation": "other.jsonl"})
+    workplace.rows("other.jsonl", [*pairs(8, start=25), {"input": "", "target": "x"}])
+    run = workplace.job(data={"validation": "other.jsonl", "max_invalid_fraction": 0.2})
     checked = workplace.check(run)["plan"]
     assert (checked["duplicates"], checked["all_rows"], run.plan().data.validation_rows) == (5, True, 3)
     assert run.preview().validation_noticed == (
         "other.jsonl: left out: equal to a training row, or to an earlier one: 5 of all rows",
     )
     data = workplace.prepare_only(run)["data"]
+    assert (
+        (data["rows_read"], data["rejected"])
+        == (checked["rows_looked_at"], checked["invalid_rows"])
+        == (39, {"empty input": 1})
+    )
     assert (data["train_rows"], data["validation_rows"], data["duplicates"]) == (30, 3, 5)
     assert {entry["file"] for entry in rejected(run)} == {"other.jsonl"}
     workplace.rows("other.jsonl", pairs(8))

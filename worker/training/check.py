@@ -51,7 +51,7 @@ from worker.training.rows.csv_rows import CsvFormat
 from worker.training.rows.labels import UNLABELLED, labels_alike
 from worker.training.rows.origin import Allowance, Head, find_head
 from worker.training.rows.reading import format_of, naming_part
-from worker.training.rows.row import NO_LABEL, NOT_UTF8, REPAIRS, reencode
+from worker.training.rows.row import NO_LABEL, NOT_UTF8, REPAIRS, in_shell, reencode
 from worker.training.rows.row_filter import UInt64
 from worker.training.rows.text import UNUSED_TOOLS, Templates
 from worker.training.settings import TrainerSettings
@@ -278,9 +278,9 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         model=model.source if model.revision is None else f"{model.source} (commit {model.revision})",
         parameters=model.parameters,
         train=", ".join(each.text for each in sources),
-        rows_looked_at=sum(each.rows.looked_at for each in found),
+        rows_looked_at=sum(each.rows.looked_at for each in looked_at),
         rows_estimated=sum(each.rows.estimated for each in found),
-        invalid_rows=dict(sum((Counter(each.rows.invalid) for each in found), unshown)),
+        invalid_rows=dict(sum((Counter(each.rows.invalid) for each in looked_at), unshown)),
         duplicates=sum(each.rows.duplicates for each in looked_at),
         all_rows=all(each.rows.all_rows for each in looked_at),
         input=data.input,
@@ -493,11 +493,14 @@ def columns_of(head: Head, csv: CsvFormat | None = None) -> set[str]:
         )  # fmt: skip
     if not columns and unreadable:
         reasons = ", ".join(f"{reason}: {count}" for reason, count in unreadable.most_common(3))
+        repairs = REPAIRS
+        if format == "jsonl" and "\r" in row.text.strip():
+            repairs = dict.fromkeys(unreadable, f"end lines in LF: tr '\\r' '\\n' < {in_shell(head.name)} > rows.jsonl")
         raise BadData(
             f"{head.param}: none of the first rows of {head.name} can be read ({reasons})",
             code="no_usable_columns",
             param=head.param,
-            hint=REPAIRS.get(
+            hint=repairs.get(
                 unreadable.most_common(1)[0][0],
                 f"{_NEEDED[format]}; if it is another format, say which in data.format",
             ),
