@@ -163,6 +163,7 @@ _NUMBERED = [[number, *row] for number, row in enumerate(_LONG)]
     ("above", "rows", "merged", "header"),
     [
         ([["Report", "2024"], ["text", "label"]], _LONG, "", 2),
+        ([["レポート", "2024年"], ["text", "label"]], _LONG, "", 2),
         ([["Report", 2024], [], ["Author", "J. D."], ["text", "label"]], _LONG, "", 4),
         ([["Report", "Sales"], ["id", "text", "label"]], _NUMBERED, "", 2),
         ([["id", "Rows"], [None, "text", "label"]], [["c", *row] for row in _LONG], "A1:A2 B1:C1", 2),

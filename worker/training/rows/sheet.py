@@ -110,7 +110,7 @@ class Sheet:
             return down
         top = self._head[first]
         grouped = any(row == first and last > column for (row, column), (_, last) in merged)
-        doubtful = not all(cell is None or _may_name(cell) for cell in top)
+        doubtful = not all(cell is None or (_may_name(cell) and not str(cell)[0].isdigit()) for cell in top)
         for place in range(first + 1, min(first + 1 + _TITLE, len(self._head))):
             row = self._head[place]
             wider = _filled(row) > _filled(top) or (doubtful and _filled(row) == _filled(top))
