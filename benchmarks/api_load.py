@@ -56,8 +56,7 @@ from jobs.events import (
 from jobs.gpus import REFERENCE
 from jobs.heartbeat import Gpu, WorkerHeartbeat
 from jobs.redis.connection import connect
-from jobs.redis.new_jobs import make_id
-from jobs.redis.store import Store
+from jobs.redis.store import Store, make_id
 from jobs.spec import parse_spec
 from jobs.text.units import MIB, format_bytes, format_duration
 from tests.support.redis_server import RedisServer, free_port

@@ -29,8 +29,7 @@ from benchmarks.random_rows import random_rows, synthetic_lengths
 from jobs.spec import parse_spec
 from tests.support.samples import dataset_summary
 from tests.training.contexts import as_loaded, training_context
-from worker.training.dataset.data import FORMAT, PreparedDataset
-from worker.training.dataset.manifest import Manifest
+from worker.training.dataset.data import FORMAT, Manifest, PreparedDataset
 from worker.training.journal import Journal
 from worker.training.loop import steps
 from worker.training.machine.usage import process_bytes

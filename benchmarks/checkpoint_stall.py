@@ -28,7 +28,7 @@ from jobs.attempt import Noted
 from jobs.disk.rundir import RunDir
 from jobs.events import CheckpointSaved
 from jobs.spec import CheckpointSpec, TrainingSpec
-from worker.training.adapters.full import weights_of
+from worker.training.adapters.method import weights_of
 from worker.training.checkpoints.checkpoint import TrainState, newest
 from worker.training.checkpoints.saving import Saver
 from worker.training.journal import Journal

@@ -58,7 +58,7 @@ from jobs.spec import TrainingSpec
 from worker.training.dataset.data import Rows
 from worker.training.loop import accumulate
 from worker.training.optimizers.optimizer import make_optimizer
-from worker.training.scores.intervals import score
+from worker.training.scores.statistics import score
 from worker.training.steps.learning_rate import learning_rate
 from worker.training.steps.order import StepOrder
 from worker.training.steps.randomness import seed_step

@@ -172,7 +172,7 @@ def first(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 def write(scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Prepare the file (or, once it is there, the tenfold one) into an empty folder."""
     from worker.training.dataset import writing
-    from worker.training.dataset.pool import cores
+    from worker.training.dataset.assembly import cores
     from worker.training.journal import Journal
 
     heard: list[float] = []

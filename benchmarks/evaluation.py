@@ -24,8 +24,7 @@ import numpy as np
 from benchmarks.command_line import TICKETS, parse
 from jobs.evaluation_metrics import EvaluationMetric
 from jobs.text.units import format_duration
-from worker.training.scores.intervals import difference, interval
-from worker.training.scores.statistics import Sums
+from worker.training.scores.statistics import Sums, difference, interval
 
 KEYS = ("jobs", "coverage_20_rows", "coverage_64_rows", "coverage_500_rows", "called_different", "texts")
 TRUE_SHARE = 0.3
@@ -65,8 +64,7 @@ def job(file: Path, rate: float, epochs: int, arguments: argparse.Namespace) -> 
     from benchmarks.corpus import prepared_job
     from worker.training.journal import Journal
     from worker.training.readme import evaluations_of
-    from worker.training.settings import TrainerSettings
-    from worker.training.stop import StopSignal
+    from worker.training.settings import StopSignal, TrainerSettings
     from worker.training.train import train
 
     with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:

@@ -22,14 +22,13 @@ from worker.training.dataset.data import Int64, Rows
 from worker.training.machine.out_of_memory import is_out_of_memory
 from worker.training.machine.usage import Cache, memory_use
 from worker.training.steps.order import StepOrder, rounded
-from worker.training.tasks.dropout import set_dropout
+from worker.training.tasks.compiled import set_dropout
 from worker.training.tasks.limits import cut
 from worker.training.tasks.seq2seq import loss as t5_loss
-from worker.training.tasks.seq2seq.batches import PairBatch
+from worker.training.tasks.seq2seq.batches import PairBatch, PairLimit
 from worker.training.tasks.seq2seq.compiled import CompiledBlocks
-from worker.training.tasks.seq2seq.flops import PairFlops
 from worker.training.tasks.seq2seq.fused import ALL, fuse, unfuse
-from worker.training.tasks.seq2seq.limits import PairLimit
+from worker.training.tasks.seq2seq.layout import PairFlops
 from worker.training.tasks.widths import PairWidths
 
 LARGER, SMALLER = (12, 16, 24, 32, 48, 64), (6, 5, 4, 3, 2, 1)

@@ -42,22 +42,21 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import PreTrainedModel
 
 from benchmarks.command_line import parse
-from jobs.labels import LabelPlan
+from jobs.evaluation_metrics import LabelPlan
 from jobs.memory_plan import OptimizerName
 from jobs.spec import LoraMethod, TrainingSpec
 from jobs.text.units import GIB, format_bytes, format_duration
-from worker.training.adapters.full import Full
 from worker.training.adapters.lora import Lora
-from worker.training.adapters.method import Method
-from worker.training.doctor.random_t5 import SHAPES
+from worker.training.adapters.method import Full, Method
+from worker.training.doctor.small_t5 import SHAPES
 from worker.training.journal import Journal
 from worker.training.machine.usage import process_bytes
 from worker.training.optimizers.optimizer import Optimizer, make_optimizer
-from worker.training.planning.bare_model import bare_model, give_device
-from worker.training.planning.prediction import Setting
+from worker.training.planning.kernels import bare_model, give_device
+from worker.training.planning.ladder import Setting
 from worker.training.planning.predictor import Predictor
 from worker.training.steps.shape import MicroBatchShape
-from worker.training.tasks.causal.loss import learned_loss_sum
+from worker.training.tasks.causal.fused import learned_loss_sum
 from worker.training.tasks.causal.task import Causal
 from worker.training.tasks.classification.batches import ClassBatch
 from worker.training.tasks.classification.task import Classification

@@ -47,8 +47,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.command_line import parse
 from jobs.errors import OutOfMemoryInOptimizer
+from jobs.evaluation_metrics import LabelPlan
 from jobs.events import OomRecovered
-from jobs.labels import LabelPlan
 from jobs.memory_plan import OptimizerName
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.spec import parse_spec
@@ -61,7 +61,7 @@ from worker.training.journal import Journal
 from worker.training.machine.out_of_memory import MemoryShortage
 from worker.training.optimizers.optimizer import Optimizer, make_optimizer
 from worker.training.steps.order import StepOrder
-from worker.training.steps.result import StepResult
+from worker.training.steps.shape import StepResult
 from worker.training.tasks.registry import task_of
 from worker.training.tasks.task import Batch
 

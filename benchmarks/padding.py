@@ -44,7 +44,7 @@ from worker.training.steps.order import StepOrder, rounded
 from worker.training.steps.randomness import seed_step
 from worker.training.tasks.limits import cut
 from worker.training.tasks.seq2seq import builtin
-from worker.training.tasks.seq2seq.limits import PairLimit
+from worker.training.tasks.seq2seq.batches import PairLimit
 from worker.training.tasks.seq2seq.task import Seq2Seq
 from worker.training.tasks.widths import PairWidths
 

@@ -42,8 +42,8 @@ from worker.training.network.model import load
 from worker.training.steps.order import StepOrder, rounded
 from worker.training.steps.randomness import seed_step
 from worker.training.tasks.limits import cut
-from worker.training.tasks.seq2seq.flops import PairFlops
-from worker.training.tasks.seq2seq.limits import PairLimit
+from worker.training.tasks.seq2seq.batches import PairLimit
+from worker.training.tasks.seq2seq.layout import PairFlops
 from worker.training.tasks.seq2seq.task import Seq2Seq
 from worker.training.tasks.widths import PairWidths
 

@@ -32,8 +32,7 @@ from jobs.events import (
     ModelLoaded,
     Sample,
 )
-from jobs.redis.connection import connect
-from jobs.redis.queue import Tickets
+from jobs.redis.connection import Tickets, connect
 from jobs.redis.store import Store
 from jobs.spec import parse_spec
 from jobs.state import Status

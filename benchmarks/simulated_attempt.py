@@ -61,11 +61,11 @@ from worker.training.machine.numerics import prepare_device
 from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.planning.alternatives import Alternatives
 from worker.training.planning.budget import on_gpu
+from worker.training.planning.ladder import Setting
 from worker.training.planning.memory_plan import CONTEXT_BYTES, plan_memory
-from worker.training.planning.prediction import Setting
 from worker.training.result import write_result
+from worker.training.settings import StopSignal
 from worker.training.steps.shape import MicroBatchShape
-from worker.training.stop import StopSignal
 from worker.training.tasks.causal import builtin
 from worker.training.tasks.seq2seq import builtin as builtin_t5
 from worker.training.tasks.task import Task

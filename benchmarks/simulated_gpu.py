@@ -50,16 +50,16 @@ from benchmarks.simulated_lora import NEEDED, is_simulated
 from jobs.memory_plan import OptimizerName
 from jobs.spec import TrainingSpec
 from jobs.text.units import GIB, MIB
-from worker.training.adapters.full import weights_of
+from worker.training.adapters.method import weights_of
 from worker.training.checkpoints.checkpoint import OPTIMIZER, WEIGHTS
 from worker.training.checkpoints.saving import copy_tensors, make_buffers
-from worker.training.doctor.random_t5 import SHAPES, write_checkpoint
+from worker.training.doctor.small_t5 import SHAPES, write_checkpoint
 from worker.training.machine.host import host_memory
 from worker.training.network.model import load
 from worker.training.optimizers.adamw_offload import STATE_BYTES
 from worker.training.optimizers.gradients import finite_clipping
 from worker.training.optimizers.optimizer import Optimizer, make_optimizer
-from worker.training.planning.prediction import Prediction, Setting
+from worker.training.planning.ladder import Prediction, Setting
 from worker.training.planning.predictor import Predictor
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.seq2seq.task import Seq2Seq

@@ -46,14 +46,14 @@ from jobs.memory_plan import OptimizerName
 from jobs.spec import LoraMethod, TrainingSpec
 from jobs.text.units import GIB, MIB
 from worker.training.adapters.lora import Lora
-from worker.training.doctor.random_t5 import SHAPES
+from worker.training.doctor.small_t5 import SHAPES
 from worker.training.journal import Journal
-from worker.training.kernels.grouped_attention import repeat_shared_heads
 from worker.training.machine.device import has_native_bf16
+from worker.training.machine.numerics import repeat_shared_heads
 from worker.training.optimizers.optimizer import make_optimizer
-from worker.training.planning.bare_model import bare_model, give_device
+from worker.training.planning.kernels import bare_model, give_device
+from worker.training.planning.ladder import Setting
 from worker.training.planning.memory_plan import CONTEXT_BYTES
-from worker.training.planning.prediction import Setting
 from worker.training.planning.predictor import Predictor
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.causal.task import Causal

@@ -50,7 +50,7 @@ from benchmarks.contender import Figures, Turn, contender
 from benchmarks.corpus import dataset_of, prepared_job
 from benchmarks.peers import DTYPES, NAMES, Race
 from worker.training.tasks.seq2seq import builtin
-from worker.training.tasks.seq2seq.flops import PairFlops
+from worker.training.tasks.seq2seq.layout import PairFlops
 
 KEYS = (
     "vs_seed", "vs_best", "vs_expert", "cpu_vs_seed", "cpu_vs_best", "cpu_vs_expert", "same_loss_difference",

@@ -1,4 +1,4 @@
-"""By what a model is judged: one row for each metric. What names, words, compares or computes one reads it here.
+"""By what a model is judged: classes, and one row for each metric. What names, words or compares one reads it here.
 
 On disk, in the API and in a job a metric is its name, a plain string.
 """
@@ -9,7 +9,35 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal
 
+from jobs.frozen import Frozen
 from jobs.text.units import format_figure
+
+# -- labels ------------------------------------------------------------------------------------------------------------
+# Classes of a classifier.
+
+CONFUSION = "confusion.json"
+"""In the run directory: a `ConfusionMatrix` of the newest evaluation."""
+
+
+class LabelPlan(Frozen):
+    """A class that a classifier knows."""
+
+    name: str
+    """As in the rows."""
+    rows: int
+    """Training rows that have it; before prepare, of those looked at."""
+
+
+class ConfusionMatrix(Frozen):
+    """Which class is taken for which other."""
+
+    labels: tuple[str, ...]
+    """Classes, the commonest first; the last may stand for all others together."""
+    rows: tuple[tuple[int, ...], ...]
+    """[class, class that it is taken for]: held-out rows."""
+
+
+# -- evaluation metrics ------------------------------------------------------------------------------------------------
 
 Basis = Literal["loss", "tokens", "texts", "labels", "label sets"]
 """What a metric is computed from: the loss; the most probable tokens; generated texts; one label a row; or several."""

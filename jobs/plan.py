@@ -10,9 +10,9 @@ from pydantic.json_schema import SkipJsonSchema
 
 from jobs.companions import NO_COMPANIONS, CompanionColumns
 from jobs.errors import Rejected
+from jobs.evaluation_metrics import LabelPlan
 from jobs.frozen import Frozen, left_out
 from jobs.gpus import REFERENCE, GpuFacts, short_name
-from jobs.labels import LabelPlan
 from jobs.memory_plan import DType, MemoryPlan, MemorySummary, OptimizerName
 from jobs.spec import FullMethod, JobSpec, TrainingSpec
 from jobs.text.units import durations_alike, format_duration, format_figure, format_number, format_share

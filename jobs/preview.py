@@ -8,8 +8,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from jobs.companions import NO_COMPANIONS, CompanionColumns, UnreadColumn
+from jobs.evaluation_metrics import LabelPlan
 from jobs.frozen import Frozen
-from jobs.labels import LabelPlan
 
 FILE = "preview.json"
 LABELS_SHOWN = 20

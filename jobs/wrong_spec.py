@@ -14,7 +14,25 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from jobs.errors import UserError
-from jobs.text.printable import escaped
+from jobs.text.units import escaped
+
+# -- json mistakes -----------------------------------------------------------------------------------------------------
+# What is wrong with text that is not JSON, in words of JSON instead of the parser's.
+
+
+def json_mistake(error: json.JSONDecodeError) -> str:
+    """Such as `an extra comma before } at line 3, column 14`: the place of the mistake, both counted from 1."""
+    place = error.pos
+    if error.msg.startswith("Expecting") and error.doc[place : place + 1] in ("}", "]"):
+        place = len(error.doc[:place].rstrip()) - 1  # Python 3.13 says itself that it is the comma
+    bracket = error.doc[place + 1 :].lstrip()[:1] if error.doc[place : place + 1] == "," else ""
+    if bracket not in ("}", "]"):
+        return f"{error.msg} at line {error.lineno}, column {error.colno}"
+    line, column = error.doc.count("\n", 0, place) + 1, place - error.doc.rfind("\n", 0, place)
+    return f"an extra comma before {bracket} at line {line}, column {column}"
+
+
+# -- wrong spec --------------------------------------------------------------------------------------------------------
 
 KEYS_OF_A_JOB = "`longhaul keys` and docs/reference/job.md list the keys of a job"
 UNKNOWN, MISSING = "extra_forbidden", "missing"

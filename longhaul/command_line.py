@@ -18,8 +18,8 @@ from jobs.version import VERSION
 from longhaul.api import ApiError, Unreachable
 from longhaul.commands import datasets, exports, following, machine, queue, results, submitting, sweeping, trying
 from longhaul.commands.command import BAD_INPUT, OK, UNREACHABLE, Call, Commands, Parser
+from longhaul.figures import Terminal
 from longhaul.jobfile import BadInput
-from longhaul.terminal import Terminal
 
 WIDE = 200
 NARROW, BELOW = 20, " " * 6

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from jobs.comparison.answer import Comparison, Difference, SeedRuns
 from jobs.text.units import format_bytes, format_duration
-from longhaul.columns import Column, Row, print_facts, print_table
 from longhaul.figures import loss
+from longhaul.tables import Column, Row, print_facts, print_table
 
 LETTERS = "ABCDEFGHIJ"
 _WITH_COLUMNS = 4

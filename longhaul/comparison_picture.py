@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jobs.comparison.answer import ComparedJob, Comparison
-from jobs.text.colours import GRID, INK, LIMIT, LINES, MEMORY, PAGE, PLOT
-from jobs.text.png import png
+from jobs.text.png import GRID, INK, LIMIT, LINES, MEMORY, PAGE, PLOT, png
 from jobs.text.units import byte_unit
 from longhaul.comparison import LETTERS
 from longhaul.jobfile import BadInput

@@ -1,12 +1,37 @@
-"""Figures for people: durations, sizes, losses, times."""
+"""What people see in a terminal: figures (durations, sizes, losses, times), progress bars, and no control characters."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
-from jobs.text.units import format_bytes, format_duration, format_figure
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.segment import Segment
+
+from jobs.text.units import format_bytes, format_duration, format_figure, printable
 from longhaul.answers import JobDict
+
+# -- terminal ----------------------------------------------------------------------------------------------------------
+# The terminal, on which no text from elsewhere can do anything but be read.
+
+
+class Terminal(Console):
+    """Rich's console: colours and layout are ours alone, whatever stands in a text."""
+
+    def __init__(self, **settings: Any) -> None:
+        """`[red]` and `:smile:` in a text are text."""
+        super().__init__(markup=False, emoji=False, **settings)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Everything that is shown comes through here. What is taken out has no width, so no table shifts."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
 
 
 def duration(seconds: float | None) -> str:
@@ -46,3 +71,26 @@ def time_needed(job: JobDict) -> str | None:
     """What a job needs on its GPU, as planned before anything was measured; None when nothing is known of a GPU."""
     planned = job["plan"].get("time")
     return planned["text"] if planned else None
+
+
+# -- bars --------------------------------------------------------------------------------------------------------------
+# A progress bar for transfers; none if the output is not a terminal.
+
+
+@contextmanager
+def bar(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    """Tell what it yields (name, bytes done, bytes in all); one line for the file that is on its way."""
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=None, visible=False)  # nothing may be on its way: the rows are there already
+
+        def report(name: str, done: int, size: int) -> None:
+            progress.update(task, description=name, completed=done, total=size, visible=True)
+
+        yield report

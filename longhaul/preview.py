@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.preview import DataPreview, RowPreview, SourcePreview, TextPreview
-from jobs.text.printable import one_line
+from jobs.text.units import one_line
 
 SHOWN = 300
 """Characters of a text."""

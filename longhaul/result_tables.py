@@ -9,8 +9,8 @@ from rich.text import Text
 
 from jobs.heartbeat import device_of
 from longhaul.answers import CheckpointDict, DatasetDetailDict, DatasetDict, RunFileDict, WorkerDict
-from longhaul.columns import Column, Row, print_facts, print_table
 from longhaul.figures import clock, duration, loss, size
+from longhaul.tables import Column, Row, print_facts, print_table
 
 _CHECKPOINTS = (
     Column("id"),

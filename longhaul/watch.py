@@ -16,12 +16,11 @@ from rich.text import Text
 
 from jobs.events import Sample
 from jobs.plan import limit_words
-from jobs.text.printable import one_line
-from jobs.text.units import format_number, format_share
+from jobs.text.units import format_number, format_share, one_line
 from longhaul.answers import EventDict, JobDict
 from longhaul.api import ApiError, Longhaul, Unreachable
-from longhaul.columns import GAP, print_facts
 from longhaul.figures import clock, duration, loss, size, time_needed
+from longhaul.tables import GAP, print_facts
 
 POLL_S = 1.0
 PLAIN_EVERY_S = 30.0

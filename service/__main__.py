@@ -14,7 +14,7 @@ import sys
 
 import uvicorn
 
-from jobs.disk.writable import unwritable
+from jobs.disk.files import unwritable
 from jobs.process import logs, secrets
 from service.edge.connections import LIMITS, raise_file_limit
 from service.main import create_app

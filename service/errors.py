@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from jobs.disk.writable import FORBIDDEN, FULL
+from jobs.disk.files import FORBIDDEN, FULL
 from jobs.errors import (
     Conflict,
     Damaged,
@@ -31,7 +31,7 @@ from jobs.errors import (
     WorkerMissing,
 )
 from jobs.process.secrets import redact
-from jobs.redis.answers import RequestLost
+from jobs.redis.requests import RequestLost
 
 log = logging.getLogger("longhaul.service")
 RETRY_AFTER_S = 5

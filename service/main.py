@@ -10,23 +10,19 @@ from prometheus_client import CollectorRegistry
 from starlette.middleware import Middleware
 
 from jobs.process.public_url import path_of
-from jobs.redis.answers import Answers
-from jobs.redis.connection import connect
+from jobs.redis.connection import Tickets, connect
 from jobs.redis.feed import Feed
 from jobs.redis.gauges import Gauges
-from jobs.redis.queue import Tickets
-from jobs.redis.requests import Requests
+from jobs.redis.requests import Answers, Requests
 from jobs.redis.store import Store
 from jobs.version import VERSION
 from service import errors
 from service.answers.wording import UNWORDED
-from service.edge.access import AccessLog, RequestMetrics
-from service.edge.auth import BearerKey
+from service.edge.auth import AccessLog, BearerKey, RequestMetrics
 from service.edge.body import BodyTimeout
-from service.edge.headers import SecurityHeaders
+from service.edge.headers import PublicPath, SecurityHeaders
 from service.edge.keys import Keys
 from service.edge.limits import REFUSALS_PER_S, Buckets, RateLimit
-from service.edge.public_path import PublicPath
 from service.edge.redaction import RedactSecrets
 from service.edge.sessions import Sessions
 from service.errors import ErrorMiddleware
@@ -36,29 +32,23 @@ from service.jobs.actions import Actions
 from service.jobs.exports import Exports
 from service.jobs.sweeps import Sweeps
 from service.openapi import document
-from service.pages.render import Renderer
-from service.pages.static import StaticFiles
+from service.pages.render import Renderer, StaticFiles
 from service.reading.metric_series import SeriesCache
 from service.reading.stream import Streams, frame, unread_frame
 from service.routes import (
     comparisons,
     datasets,
-    events,
     exports,
     generation,
     health,
     jobs,
     new_job,
     pages,
-    plans,
-    prometheus,
     reports,
     results,
     series,
     sign_in,
-    sweep_pages,
     sweeps,
-    workers,
 )
 from service.settings import ServiceSettings
 
@@ -89,7 +79,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     render = Renderer(static, path)
     registry = CollectorRegistry()
     registry.register(UNWORDED)
-    registry.register(prometheus.ServiceCollector(Gauges(client), store.workers, streams))
+    registry.register(health.ServiceCollector(Gauges(client), store.workers, streams))
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -130,21 +120,21 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         pages.routes(actions, uploads, kept, exported, render, settings.public_url)
     )  # first: they leave to the others what is not theirs
     app.include_router(new_job.routes(actions, uploads, render))
-    app.include_router(sweep_pages.routes(swept, render))
+    app.include_router(sweeps.sweep_page_routes(swept, render))
     app.include_router(sign_in.routes(keys, sessions, refusals, render, static, path or "/"))
     app.include_router(jobs.routes(actions))
     app.include_router(sweeps.routes(swept))
-    app.include_router(events.routes(actions, feed, streams, keep_alive_s=settings.keep_alive_s))
-    app.include_router(series.routes(actions, kept, feed, streams))
-    app.include_router(plans.routes(actions))
-    app.include_router(comparisons.routes(actions, kept))
+    app.include_router(jobs.event_routes(actions, feed, streams, keep_alive_s=settings.keep_alive_s))
+    app.include_router(series.series_routes(actions, kept, feed, streams))
+    app.include_router(jobs.plan_routes(actions))
+    app.include_router(comparisons.comparison_routes(actions, kept))
     app.include_router(results.routes(actions, kept))
-    app.include_router(exports.routes(exported))
-    app.include_router(reports.routes(actions, kept, render))
+    app.include_router(exports.export_routes(exported))
+    app.include_router(reports.report_routes(actions, kept, render))
     app.include_router(generation.routes(actions, asking, streams, keep_alive_s=settings.keep_alive_s))
     app.include_router(datasets.routes(actions, uploads))
-    app.include_router(workers.routes(store))
-    app.include_router(prometheus.routes(registry))
+    app.include_router(health.worker_routes(store))
+    app.include_router(health.prometheus_routes(registry))
     app.include_router(health.routes(store=store, runs=settings.runs, uploads=uploads))
     app.include_router(pages.nowhere(render))  # last: where nothing else is
     return app

@@ -29,7 +29,7 @@ class ServiceSettings:
     port: int = 8000
     api_key: str | None = field(default=None, repr=False)
     api_keys_file: Path | None = None
-    """Names and hashes of more keys (jobs/process/keys.py)."""
+    """Names and hashes of more keys (jobs/process/secrets.py)."""
     public_url: str | None = None
     """Where people reach the service: what they copy from its pages goes there, and links begin with its path. None:
     where they asked."""

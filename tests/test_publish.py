@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.disk.metrics_file import truncate_metrics
-from jobs.disk.rundir import list_runs
+from jobs.disk.rundir import list_runs, truncate_metrics
 from jobs.events import Event, Fault, JobSubmitted
 from jobs.heartbeat import SinkLag
 from jobs.process.logs import JsonLines, TextLines
@@ -29,7 +28,7 @@ from worker.feed import SinkFeed
 from worker.publish import sinks_of
 from worker.sinks.base import DONE, Later, Outcome
 from worker.sinks.curve import CurveSink
-from worker.sinks.discord.options import DiscordOptions
+from worker.sinks.discord.limits import DiscordOptions
 from worker.sinks.discord.sink import EVERYTHING, DiscordSink
 from worker.sinks.discord.webhook import Webhook
 from worker.sinks.log import LogSink

@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from jobs.disk.writable import unwritable
+from jobs.disk.files import unwritable
 from jobs.heartbeat import Worker
 from jobs.process import logs, secrets
 from jobs.process.lifeline import PARENT_PID, WARM, tie_to_parent, tied_to_parent
@@ -32,7 +32,7 @@ def main() -> int:
     if parent := os.environ.pop(PARENT_PID, None):
         tie_to_parent(int(parent))
     if sys.argv[1:2] == ["doctor"]:
-        from worker.doctor import examine
+        from worker.main import examine
 
         return examine(sys.argv[2:], os.environ)
     parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
@@ -134,7 +134,7 @@ def print_health(roles: Sequence[str], settings: WorkerSettings) -> int:
     from jobs.errors import StoreUnavailable
     from jobs.redis.connection import connect
     from jobs.redis.store import Store
-    from jobs.text.printable import printable
+    from jobs.text.units import printable
     from worker.heartbeat import first_heartbeat
 
     try:

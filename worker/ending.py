@@ -6,8 +6,7 @@ One function for the supervisor that saw the end and for reconcile that found it
 from __future__ import annotations
 
 from jobs.attempt import Finished, Heartbeat, Noted, TrainResult
-from jobs.disk.metrics_file import last_metrics
-from jobs.disk.rundir import RunDir
+from jobs.disk.rundir import RunDir, last_metrics
 from jobs.errors import Superseded
 from jobs.events import (
     AnyFact,

@@ -11,21 +11,60 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from pydantic import BaseModel, JsonValue, ValidationError
 
 from jobs.disk.event_log import read_event
 from jobs.disk.files import START, FilePosition, regular, write_atomically
-from jobs.disk.metrics_file import parse_row
-from jobs.disk.rundir import RunDir
+from jobs.disk.rundir import RunDir, parse_row
 from jobs.errors import Damaged, NotFound
 from jobs.events import Event, JobRepaired, JobSubmitted
 from jobs.metrics import MetricRow
 from jobs.process.logs import about
 from jobs.state import Status
 from jobs.sweeps.directory import SweepDir
-from worker.sinks.base import DONE, Disabled, Later, Outcome, ReportsDamage, Sink, SinkJob
-from worker.tail import Tail
+from worker.sinks.base import DONE, Disabled, Later, Outcome, ReportsDamage, ReportsSweeps, Sink, SinkJob, SinkSweep
+
+# -- tail --------------------------------------------------------------------------------------------------------------
+# A tail of a JSON-lines file: whole new lines since the last look, also when it was replaced or cut meanwhile.
+
+Row = TypeVar("Row", bound=BaseModel)
+
+
+class Tail(Generic[Row]):
+    """Remembers how far it has read; a look without news costs one stat."""
+
+    def __init__(self, file: Path, parse: Callable[[bytes], Row | None], place: FilePosition = START) -> None:
+        self._file = file
+        self._parse = parse
+        self._state = (0, 0, 0)
+        self.place = place
+        """Behind the last row that was read."""
+
+    def read(self) -> list[Row]:
+        """Rows of the whole lines written since, without those that `parse` takes for none; none without a file.
+
+        All rows, where those that were read are not all there any more: the caller knows which of them are new.
+        """
+        try:
+            found = self._file.stat()
+        except FileNotFoundError:
+            return []
+        state = (found.st_ino, found.st_size, found.st_mtime_ns)
+        if state == self._state:
+            return []
+        with open(self._file, "rb", opener=regular) as file:
+            place = self.place.found_in(file)
+            raw = file.read()
+        whole = raw[: raw.rfind(b"\n") + 1]
+        rows = [row for line in whole.split(b"\n")[:-1] if (row := self._parse(line)) is not None]
+        self.place = place.after(whole) if whole else place
+        self._state = state
+        return rows
+
+
+# -- feed --------------------------------------------------------------------------------------------------------------
 
 TERMINAL = frozenset(f"job.{status}" for status in Status if status.terminal)
 LONGEST_BACKOFF_S = 60.0
@@ -333,3 +372,69 @@ class SinkFeed:
             self._save()
         except Exception:
             log.exception("%s: job %s: while stopping", self._sink.name, self.run.id)
+
+
+# -- sweep feed --------------------------------------------------------------------------------------------------------
+# One sweep for one sink: how it stands, whenever that has changed, at least once (architecture.md: Sinks).
+
+
+class SweepFeed:
+    """Follows one sweep for one sink. Used from that sink's thread only."""
+
+    def __init__(self, sink: ReportsSweeps, sweep: SweepDir, clock: Callable[[], float] = time.monotonic) -> None:
+        self.run = sweep
+        self._sink = sink
+        self._clock = clock
+        self._cursor = read_cursor(sweep, sink.name)
+        self._again_at: float | None = None
+        self.behind_since: float | None = None
+        """Unix time since when the sink has not taken how it stands; None: it has. For any thread."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the sink knows of its end."""
+        return self._cursor.closed is not None
+
+    @property
+    def size(self) -> int | None:
+        """Bytes of events.jsonl that the sink knows."""
+        return self._cursor.size
+
+    @property
+    def due(self) -> float:
+        """When another turn is worth while without any news (the feed's clock); infinity: only on news."""
+        return float("inf") if self._again_at is None else self._again_at
+
+    def turn(self) -> None:
+        """Tell how it stands, if that is new. Never raises: the jobs of this sink wait behind."""
+        size = size_of(self.run.events_file)
+        if size == self._cursor.size or (self._again_at is not None and self._clock() < self._again_at):
+            return
+        with about(self.run.id):
+            try:
+                outcome = self._tell(size)
+            except (Damaged, NotFound, OSError) as error:  # the turns of sweeps say so
+                outcome = Later(LONGEST_BACKOFF_S, str(error))
+            except Exception:
+                outcome = Later(LONGEST_BACKOFF_S, "unexpected")
+                log.exception("%s: sweep %s: unexpected, tried again in a minute", self._sink.name, self.run.id)
+        if isinstance(outcome, Later):
+            self._again_at = self._clock() + outcome.seconds
+            self.behind_since = self.behind_since or time.time()
+        else:
+            self._again_at = self.behind_since = None
+
+    def _tell(self, size: int) -> Outcome:
+        spec, record = self.run.spec(), self.run.record()
+        told = self._sink.accepts_sweep(spec)
+        outcome = self._sink.sweep(SinkSweep(spec, record, self._cursor.state)) if told else DONE
+        if not isinstance(outcome, Later):
+            self._cursor.event, self._cursor.size = record.number, size
+            if record.ended is not None:
+                self._cursor.closed = "sweep.ended" if told else "declined"
+        if told or self.closed:  # a sink that is configured while it runs joins in
+            write_cursor(self.run, self._sink.name, self._cursor)
+        return outcome
+
+    def stop(self) -> None:
+        """Nothing is held."""

@@ -26,7 +26,7 @@ from jobs.state import Stage
 from worker.child import ChildGone, JsonChild
 from worker.requests import Abandoned, AnswerWriter, RequestFailed, TurnPassed
 from worker.settings import WorkerSettings
-from worker.training.machine.cpu_limit import ended_by_limit
+from worker.training.machine.host import ended_by_limit
 
 log = logging.getLogger("longhaul.worker")
 KIND = "generate"

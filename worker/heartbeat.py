@@ -7,10 +7,10 @@ import os
 import platform
 import time
 
-from jobs.disk.writable import unwritable
+from jobs.disk.files import unwritable
 from jobs.errors import StoreUnavailable
 from jobs.heartbeat import WorkerHeartbeat
-from jobs.redis.queue import queue_name
+from jobs.redis.connection import queue_name
 from jobs.redis.store import Store
 from jobs.state import Stage
 from jobs.version import VERSION, library_versions

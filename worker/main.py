@@ -6,23 +6,25 @@ import dataclasses
 import logging
 import os
 import signal
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from jobs.errors import StoreUnavailable
-from jobs.heartbeat import Gpu, WorkerHeartbeat
-from jobs.process.lifeline import WARM
+from jobs.gpus import GPU
+from jobs.heartbeat import TOGETHER, Gpu, WorkerHeartbeat
+from jobs.process.lifeline import WARM, Stopped, run_child, stopped_once
+from jobs.process.secrets import minimal_environment
 from jobs.reasons import Reason
-from jobs.redis.connection import connect
-from jobs.redis.queue import Tickets
+from jobs.redis.connection import Tickets, connect
 from jobs.redis.store import Store
 from jobs.state import Stage
 from worker.engines.left_task import LeftTasks
 from worker.engines.settings import EngineSettings
-from worker.gpu import NoGpu, named_gpus, usable_gpu
-from worker.gpu_losses import GpuLosses
+from worker.gpu import GpuLosses, NoGpu, named_gpus, usable_gpu
 from worker.heartbeat import Fitness, first_heartbeat, forget, report
 from worker.publish import SinkThread, publish, sinks_of
 from worker.reconcile import Reconciler
@@ -32,6 +34,40 @@ from worker.stage_worker import StageWorker
 from worker.sweeps import SweepTurns
 from worker.train_workers import OWN, DeviceSlot, TrainWorkers
 from worker.warm import WarmProcess
+
+# -- doctor ------------------------------------------------------------------------------------------------------------
+# `python -m worker doctor`: finds the GPU that a train worker would use, and has the trainer's process examine it.
+
+DRIVER = Path("/dev/nvidia0")
+
+
+def examine(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run the doctor in this terminal; returns its exit code. It is given no secret."""
+    environment = minimal_environment(environ, ())
+    device = environ.get("LONGHAUL_DEVICE") or ("cuda" if DRIVER.exists() else "cpu")
+    if device not in ("cpu", "cuda"):
+        print(f"doctor: LONGHAUL_DEVICE is {device!r}; set it to cpu or cuda", file=sys.stderr)
+        return 2
+    environment["LONGHAUL_DEVICE"] = device
+    command = [sys.executable, "-m", "worker.training", "doctor", *arguments]
+    try:
+        with stopped_once():
+            if device == "cuda":
+                try:
+                    names = environ.get("LONGHAUL_GPUS") or environ.get("CUDA_VISIBLE_DEVICES") or "all"
+                    gpu = usable_gpu(named_gpus(names.replace(" ", ""))[0].split(TOGETHER)[0])  # one of a group
+                except NoGpu as error:
+                    command += ["--no-gpu", str(error)]
+                else:
+                    environment |= {"CUDA_VISIBLE_DEVICES": gpu.uuid, GPU: gpu.facts.encode()}
+                    command += ["--driver", gpu.driver]
+            return run_child(command, environment)
+    except Stopped as stopped:
+        print("doctor: stopped; nothing is kept", file=sys.stderr)
+        return stopped.code
+
+
+# -- main --------------------------------------------------------------------------------------------------------------
 
 log = logging.getLogger("longhaul.worker")
 LOOK_FOR_GPU_S = 15.0

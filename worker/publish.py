@@ -27,16 +27,14 @@ from jobs.errors import UserError
 from jobs.heartbeat import SinkLag
 from jobs.process.lifeline import tied_to_parent
 from jobs.sweeps.directory import SweepDir, list_sweeps
-from worker.feed import SinkFeed, size_of
+from worker.feed import SinkFeed, SweepFeed, size_of
 from worker.sinks.base import ReportsSweeps, Sink
 from worker.sinks.curve import CurveSink
-from worker.sinks.discord.gone import GoneFile
-from worker.sinks.discord.options import DiscordOptions
+from worker.sinks.discord.limits import DiscordOptions
 from worker.sinks.discord.sink import DiscordSink
-from worker.sinks.discord.webhook import Webhook
+from worker.sinks.discord.webhook import GoneFile, Webhook
 from worker.sinks.log import LogSink
 from worker.sinks.wandb.sink import WandbSink
-from worker.sweep_feed import SweepFeed
 
 POLL_S = 2.0
 LIST_S = 30.0

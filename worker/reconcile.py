@@ -24,7 +24,7 @@ from jobs.events import AnyFact, DeviceWaiting, Fault
 from jobs.gpu_needs import NO_GPU
 from jobs.reasons import Reason
 from jobs.record import JobRecord
-from jobs.redis.queue import Tickets
+from jobs.redis.connection import Tickets
 from jobs.redis.store import LEASE_MS, Store, new_token
 from jobs.state import Stage, Status
 from worker.ending import ending, stage_lost

@@ -15,7 +15,7 @@ from jobs.process.logs import log_format
 from jobs.process.secrets import HUB, minimal_environment
 from worker.engines.registry import read_engines
 from worker.engines.settings import EngineSettings
-from worker.sinks.discord.options import DiscordOptions
+from worker.sinks.discord.limits import DiscordOptions
 
 
 @dataclass(frozen=True)

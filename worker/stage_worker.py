@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import zlib
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -27,8 +28,7 @@ from jobs.disk.measured_file import read_measured
 from jobs.heartbeat import TOGETHER, WorkerHeartbeat
 from jobs.process.lifeline import tie_to_parent
 from jobs.reasons import Reason
-from jobs.redis.connection import connect
-from jobs.redis.queue import Tickets, queue_name
+from jobs.redis.connection import TICKET_FUNCTION, Tickets, connect, queue_name
 from jobs.redis.store import Store
 from jobs.state import Stage
 from jobs.version import VERSION
@@ -36,9 +36,54 @@ from worker.gpu import NoGpu, usable_gpu
 from worker.heartbeat import Fitness, report
 from worker.settings import WorkerSettings
 from worker.supervise import CONTEXT, WorkerContext
-from worker.ticket import NotOurs, Ticket
 from worker.training.machine.host import host_memory
 from worker.warm import WarmProcess
+
+# -- ticket ------------------------------------------------------------------------------------------------------------
+# RQ's jobs as workers take them: our tickets and nothing else, whatever was written to Redis.
+#
+# Arguments are JSON, never pickle (a pickle is a program). What is read is bounded before it is unpacked: RQ
+# compresses a job's data, and a kilobyte can be made to hold a gigabyte. All is looked at when it is read, for RQ
+# reads tickets on more than one way: its maintenance would run the callback of one that no worker has ever taken.
+
+MOST_BYTES = 64 * 1024
+"""Ours have some 400."""
+_EXTRAS = (
+    "_success_callback_name", "_failure_callback_name", "_stopped_callback_name", "webhooks", "_dependency_ids",
+    "_instance", "_kwargs", "retries_left", "repeats_left", "group_id",
+)  # fmt: skip
+"""What RQ can be told to do besides. Ours ask for none of it."""
+
+
+class NotOurs(ValueError):
+    """Somebody else wrote it."""
+
+
+class Ticket(Job):
+    """An RQ job that can be nothing else than one of `jobs.redis.connection.Tickets`, but for its stage."""
+
+    def restore(self, raw_data: dict[bytes, bytes]) -> Any:
+        """Take over what Redis holds. Raises NotOurs; RQ's DeserializationError or other errors: it cannot be read."""
+        if sum(map(len, raw_data.values())) > MOST_BYTES:
+            raise NotOurs(f"a ticket of more than {MOST_BYTES:,} bytes")
+        for packed in (raw_data.get(b"data", b""), raw_data.get(b"exc_info", b"")):
+            unpacking = zlib.decompressobj()
+            try:
+                unpacking.decompress(packed, MOST_BYTES)
+            except zlib.error:  # RQ takes it as it is, then
+                continue
+            if unpacking.unconsumed_tail:
+                raise NotOurs(f"a ticket that unpacks to more than {MOST_BYTES:,} bytes")
+        super().restore(raw_data)
+        if self.func_name != TICKET_FUNCTION:
+            raise NotOurs(f"a ticket that asks for {str(self.func_name)[:80]!r}")
+        if self.timeout != -1:
+            raise NotOurs(f"a ticket with a time limit (timeout={self.timeout}), which would end a long training")
+        if extras := [name.strip("_") for name in _EXTRAS if getattr(self, name, None)]:
+            raise NotOurs(f"a ticket with {', '.join(extras)}")
+
+
+# -- stage worker ------------------------------------------------------------------------------------------------------
 
 log = logging.getLogger("longhaul.worker")
 RETRY_S = 5.0

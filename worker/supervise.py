@@ -19,8 +19,7 @@ from multiprocessing.synchronize import Event
 
 from jobs.attempt import CheckResult, Finished, Noted, PrepareResult
 from jobs.disk.files import append_line
-from jobs.disk.metrics_file import last_metrics
-from jobs.disk.rundir import RunDir
+from jobs.disk.rundir import RunDir, last_metrics
 from jobs.errors import Conflict, Damaged, NewerFormat, NotFound, StoreUnavailable
 from jobs.events import (
     AnyFact,
@@ -39,7 +38,7 @@ from jobs.memory_plan import TEST_LIMIT
 from jobs.process.logs import JOB
 from jobs.reasons import Reason
 from jobs.record import JobRecord
-from jobs.redis.queue import Tickets
+from jobs.redis.connection import Tickets
 from jobs.redis.store import Store
 from jobs.redis.workers import lease_token
 from jobs.state import Requested, Stage, Status

@@ -20,8 +20,7 @@ from jobs.process.logs import last_error
 from jobs.reasons import Reason
 from jobs.state import Stage
 from jobs.text.units import bytes_alike
-from worker.training.machine.cpu_limit import ended_by_limit
-from worker.training.machine.host import ended_for_memory, host_memory, oom_kills, resident_bytes
+from worker.training.machine.host import ended_by_limit, ended_for_memory, host_memory, oom_kills, resident_bytes
 from worker.warm import FORKED_WITHIN_S, OwnProcess, Process, fork
 
 SLOW_PHASES: frozenset[Phase] = frozenset({"load", "compile", "save"})

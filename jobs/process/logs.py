@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 
 from jobs.process.secrets import redact
-from jobs.text.printable import printable
+from jobs.text.units import printable
 
 FORMATS = ("text", "json")
 JOB: ContextVar[str | None] = ContextVar("job", default=None)

@@ -1,7 +1,8 @@
-"""Connections to Redis: how long they wait, how they run a Lua script, and one error when Redis is away."""
+"""Connections to Redis: how long they wait, how they run a Lua script, one error when Redis is away; and tickets."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 import redis
 from redis.backoff import ExponentialBackoff, NoBackoff
 from redis.retry import Retry
+from rq import Queue
+from rq.serializers import JSONSerializer
 
 from jobs.errors import Recovering, StoreUnavailable
+from jobs.state import Stage
 
 RECOVERING = "LONGHAUL-RECOVERING"
 """The reply of a script that may not answer before Redis knows every job (`rebuilt()` of `jobs.redis.scripts`)."""
@@ -77,3 +81,43 @@ def reachable() -> Iterator[None]:
         if RECOVERING in str(error):
             raise Recovering("Redis is being rebuilt from the run directories") from error
         raise
+
+
+# -- queue -------------------------------------------------------------------------------------------------------------
+# Tickets: RQ jobs that say "there is work on this queue", and nothing else. The only user of rq's Queue.
+#
+# Longhaul itself keeps the order, the retries and the truth (architecture.md: Truth): a lost ticket is harmless, and a
+# surplus one finds nothing to do.
+
+log = logging.getLogger("longhaul.queue")
+TICKET_FUNCTION = "worker.supervise.work"
+"""The only function that a ticket may name; workers reject all others."""
+
+
+def queue_name(stage: Stage) -> str:
+    """One queue per stage and kind of worker."""
+    return f"longhaul-{stage.value}"
+
+
+class Tickets:
+    """Adds and counts tickets."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._queues = {
+            stage: Queue(queue_name(stage), connection=client, serializer=JSONSerializer) for stage in Stage
+        }
+
+    def add(self, stage: Stage) -> None:
+        """Add a ticket. If Redis is unreachable the ticket is lost, and reconcile adds another."""
+        try:
+            with reachable():
+                self._queues[stage].enqueue(
+                    TICKET_FUNCTION, stage.value, job_timeout=-1, result_ttl=0, failure_ttl=3600, ttl=None
+                )
+        except StoreUnavailable as error:
+            log.warning("ticket for %s not added: %s", stage.value, error)
+
+    def count(self, stage: Stage) -> int:
+        """Tickets that no worker has taken yet."""
+        with reachable():
+            return self._queues[stage].count

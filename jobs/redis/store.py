@@ -8,29 +8,33 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import redis
 from pydantic import ValidationError
 
+from jobs.disk import rundir
 from jobs.disk.event_log import Decision, event_log
 from jobs.disk.files import read_regular
 from jobs.disk.rundir import RunDir
 from jobs.errors import Damaged, NotFound, StoreUnavailable
 from jobs.estimate import left_s
-from jobs.events import AnyFact, AttemptStarted, Event, Fault
+from jobs.events import AnyFact, AttemptStarted, Event, Fault, JobSubmitted
 from jobs.gpu_needs import GpuNeeds
 from jobs.heartbeat import TrainWorker
 from jobs.metrics import MetricRow
 from jobs.plan import CheckSummary
-from jobs.record import JobRecord
+from jobs.record import JobRecord, fold
 from jobs.redis import queries, scripts
-from jobs.redis.connection import Scripts, reachable
+from jobs.redis.connection import Scripts, Tickets, reachable
 from jobs.redis.maintenance import Maintenance
 from jobs.redis.queries import EVERY_JOB, Filter
 from jobs.redis.scripts import job_key
@@ -38,8 +42,69 @@ from jobs.redis.workers import Workers
 from jobs.spec import JobSpec, ResourcesSpec
 from jobs.state import Requested, Stage, Status
 from jobs.text.units import format_duration
+from jobs.version import FORMAT, VERSION
+
+# -- new jobs ----------------------------------------------------------------------------------------------------------
+# Making a job: its run directory, its record in Redis, a ticket. For whoever has checked what it asks for.
 
 log = logging.getLogger("longhaul.store")
+_BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+def submitted_of(
+    spec: JobSpec,
+    *,
+    dry_run: bool = False,
+    idempotency_key: str | None = None,
+    body_sha256: str | None = None,
+    cloned_from: str | None = None,
+    sweep: str | None = None,
+) -> JobSubmitted:
+    """The first event of a job with this specification."""
+    return JobSubmitted(
+        name=spec.name,
+        model=spec.model,
+        spec_sha256=spec.sha256(),
+        kind=spec.kind,
+        priority=spec.priority,
+        max_restarts=spec.max_restarts,
+        metadata=spec.metadata,
+        dry_run=dry_run,
+        format_version=FORMAT,
+        version=VERSION,
+        idempotency_key=idempotency_key,
+        body_sha256=body_sha256,
+        discord=spec.integrations.discord,
+        wandb=spec.integrations.wandb is not None,
+        cloned_from=cloned_from,
+        sweep=sweep,
+    )
+
+
+def make_job(
+    runs: Path, store: Store, tickets: Tickets, job: str, spec: JobSpec, submitted: JobSubmitted
+) -> tuple[RunDir, JobRecord]:
+    """The job of this id: where it is there already, nothing of it changes. If Redis is away, reconcile projects it."""
+    run, made = rundir.create(runs, job, spec, submitted)
+    with run.locked() as events:  # nobody deletes it before Redis has heard of it
+        record = fold(job, events)
+        try:
+            store.project(run, record, events)
+        except StoreUnavailable as error:
+            log.warning("job %s is on disk and waits for Redis: %s", job, error)
+    if made:
+        tickets.add(Stage.CHECK)
+    return run, record
+
+
+def make_id(kind: str = "job") -> str:
+    """`job-` and 20 digits of base 32: milliseconds since 1970 (so that ids sort by time), then 50 random bits."""
+    number = (time.time_ns() // 1_000_000 << 50) | secrets.randbits(50)
+    return f"{kind}-" + "".join(_BASE32[number >> shift & 31] for shift in range(95, -1, -5))
+
+
+# -- store -------------------------------------------------------------------------------------------------------------
+
 ALL_EVENTS = "longhaul:events"
 """Stream of the newest events of all jobs: fields `job` and `event`."""
 LEASE_MS = 30_000

@@ -17,12 +17,12 @@ import shtab
 from rich.console import Console
 
 from jobs.state import is_open
-from jobs.text.printable import escaped
+from jobs.text.units import escaped
 from longhaul.answers import JobDict, SweepDict
 from longhaul.api import DEFAULT_URL, Longhaul
-from longhaul.columns import SHORT_ID
 from longhaul.jobfile import BadInput
 from longhaul.keys import set_instead
+from longhaul.tables import SHORT_ID
 
 OK, JOB_ENDED_BADLY, BAD_INPUT, UNREACHABLE, LEFT = 0, 1, 2, 3, 130
 ID_LENGTH, ID_OF_A_SWEEP = len("job-") + 20, len("sweep-") + 20

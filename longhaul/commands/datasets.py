@@ -8,11 +8,9 @@ from pathlib import Path
 
 from jobs.data_names import UPLOADED, data_format
 from longhaul import result_tables
-from longhaul.bars import bar
 from longhaul.commands.command import Call, Commands, confirm
-from longhaul.figures import size
-from longhaul.jobfile import BadInput
-from longhaul.rows import dataset_name
+from longhaul.figures import bar, size
+from longhaul.jobfile import BadInput, dataset_name
 
 
 def add(commands: Commands) -> None:

@@ -8,14 +8,13 @@ from functools import partial
 from pathlib import Path
 
 from jobs.comparison.answer import FEWEST, MOST, Comparison
-from jobs.text.printable import printable
+from jobs.text.units import printable
 from longhaul.api import ApiError, Longhaul, Unreachable
 from longhaul.commands.command import LEFT, OK, Call, Commands, ending, nothing_yet, print_json, write_file
 from longhaul.comparison import print_comparison
 from longhaul.comparison_picture import POINTS, draw
 from longhaul.figures import duration
-from longhaul.sparklines import FIELDS, WIDTH, print_metrics
-from longhaul.tables import print_events, print_job
+from longhaul.tables import FIELDS, WIDTH, print_events, print_job, print_metrics
 from longhaul.watch import watch
 
 

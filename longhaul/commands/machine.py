@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from jobs.errors import UserError
-from jobs.process.keys import new_key
-from jobs.process.stopping import Stopped, run_child, stopped_once
+from jobs.process.lifeline import Stopped, run_child, stopped_once
+from jobs.process.secrets import new_key
 from longhaul.children import python
 from longhaul.commands.command import OFFERED, OK, SHELLS, Call, Commands
 from longhaul.jobfile import BadInput

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from longhaul import result_tables
 from longhaul.api import Longhaul
-from longhaul.bars import bar
 from longhaul.commands.command import OK, Call, Commands, nothing_yet, print_json, write_file
-from longhaul.figures import size
+from longhaul.figures import bar, size
 from longhaul.jobfile import BadInput
 
 

@@ -13,15 +13,13 @@ from pathlib import Path
 from jobs.preview import DataPreview
 from longhaul.answers import JobDict, JsonObject
 from longhaul.api import ApiError, Longhaul
-from longhaul.bars import bar
 from longhaul.commands.command import BAD_INPUT, LEFT, OK, Call, Commands, print_json, write_file
 from longhaul.commands.following import watch_to_end
-from longhaul.jobfile import BadInput, apply_changes, read_job
+from longhaul.figures import bar
+from longhaul.jobfile import BadInput, apply_changes, at_the_service, read_job
 from longhaul.keys import keys_below, print_keys
-from longhaul.plan import DryRun, can_check, dry_run, print_plan, too_few
+from longhaul.plan import DryRun, can_check, dry_run, fits, print_fits, print_plan, too_few
 from longhaul.preview import print_preview
-from longhaul.rows import at_the_service
-from longhaul.within_hours import fits, print_fits
 
 NOT_SUBMITTED = "the check is cancelled, and nothing was submitted"
 

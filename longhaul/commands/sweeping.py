@@ -15,8 +15,7 @@ from longhaul.api import ApiError, Longhaul, Unreachable
 from longhaul.commands.command import ACTS, JOB_ENDED_BADLY, LEFT, OK, Call, Commands, Run, confirm, print_json
 from longhaul.commands.submitting import NOT_SUBMITTED, check_first, rejected, unchecked
 from longhaul.plan import too_few
-from longhaul.sweep_tables import print_sweep, print_sweeps
-from longhaul.sweep_watch import follow_sweep, watch_sweep
+from longhaul.sweep_tables import follow_sweep, print_sweep, print_sweeps, watch_sweep
 from longhaul.sweepfile import EXAMPLE, read_sweep
 
 

@@ -6,24 +6,32 @@ Closed models: an answer with a field that is not described here is a fault. Ope
 """
 
 from jobs.heartbeat import Gpu, Worker
-from service.answers.datasets import Dataset, DatasetDetail, DatasetList, DeletedDataset
 from service.answers.events import Event, EventList
-from service.answers.exports import Export, ExportList, Push
-from service.answers.generation import (
+from service.answers.jobs import DeletedJob, Hyperparameters, Job, JobList, Progress, Repaired, ShownStatus
+from service.answers.parts import Error, ErrorResponse, Health, WorkerList
+from service.answers.results import (
     ChatChoice,
     ChatCompletion,
     ChatMessage,
     ChatUsage,
+    Checkpoint,
+    CheckpointList,
+    CheckpointMetrics,
+    Dataset,
+    DatasetDetail,
+    DatasetList,
+    DeletedDataset,
+    Export,
+    ExportList,
     Generation,
     Model,
     ModelList,
+    Push,
+    RunFile,
+    RunFileList,
 )
-from service.answers.jobs import DeletedJob, Hyperparameters, Job, JobList, Progress, Repaired, ShownStatus
-from service.answers.parts import Error, ErrorResponse, Health
-from service.answers.results import Checkpoint, CheckpointList, CheckpointMetrics, RunFile, RunFileList
 from service.answers.series import MetricList, MetricPoint
 from service.answers.sweeps import DeletedSweep, Sweep, SweepList, Trial, TrialList
-from service.answers.workers import WorkerList
 
 __all__ = [
     "ChatChoice",

@@ -1,4 +1,4 @@
-"""What answers have in common: closed models, the one shape of errors, health."""
+"""What answers have in common: closed models, the one shape of errors; health, and workers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic.json_schema import SkipJsonSchema
 
 from jobs.frozen import left_out
+from jobs.heartbeat import Worker
 
 
 class Answer(BaseModel):
@@ -54,3 +55,15 @@ class Health(Answer):
 
     status: Literal["ok"]
     """Always `ok`: what is not well is an error."""
+
+
+# -- workers -----------------------------------------------------------------------------------------------------------
+# Who works here, by what each reported of itself.
+
+
+class WorkerList(Page):
+    """Workers by name."""
+
+    data: list[Worker]
+    damaged: list[str]
+    """Ids of jobs whose run directory cannot be read, oldest first: no worker takes them."""

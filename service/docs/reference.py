@@ -17,9 +17,9 @@ from jobs.spec import JobSpec
 from jobs.sweeps.spec import SweepSpec
 from jobs.text.schemas import REQUIRED, Schema, keys, line, part, values
 from service.answers.wording import UNWORDED
-from service.edge.access import RequestMetrics
-from service.openapi.error_answers import MEANINGS, error_answer
-from service.routes import prometheus
+from service.edge.auth import RequestMetrics
+from service.openapi.documented import MEANINGS, error_answer
+from service.routes import health
 
 ENVIRONMENT = Path(__file__).resolve().parents[2] / ".env.example"
 _NOTE = "<!-- Written by `make openapi`: edit the source that the page names, not the page. -->\n"
@@ -125,10 +125,10 @@ def _metrics() -> Iterator[str]:
     yield "# Metrics"
     yield f"\n## Rows of `metrics.jsonl`\n\n{line(MetricRow.__doc__ or '')}\n"
     yield from _fields(MetricRow.model_json_schema()["properties"])
-    yield "\n## Prometheus\n\n`GET /metrics`, from `service/routes/prometheus.py`.\n"
+    yield "\n## Prometheus\n\n`GET /metrics`, from `service/routes/health.py`.\n"
     registry = CollectorRegistry()
     RequestMetrics(registry).observe({"method": "GET"}, 200, 0.0)
-    families = [*prometheus.families([], Snapshot({}, {}, []), 0), *UNWORDED.collect(), *registry.collect()]
+    families = [*health.families([], Snapshot({}, {}, []), 0), *UNWORDED.collect(), *registry.collect()]
     rows = []
     for family in families:
         labels = getattr(family, "_labelnames", ()) or (family.samples[0].labels if family.samples else ())

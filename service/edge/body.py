@@ -10,8 +10,8 @@ from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jobs.errors import UserError
-from jobs.text.json_mistakes import json_mistake
 from jobs.text.units import format_duration
+from jobs.wrong_spec import json_mistake
 from service.errors import BodyTooLarge, BodyTooSlow
 
 MAX_BYTES = 1024 * 1024

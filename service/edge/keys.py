@@ -7,7 +7,7 @@ import logging
 import os
 from pathlib import Path
 
-from jobs.process.keys import digest_of, read_keys
+from jobs.process.secrets import digest_of, read_keys
 
 log = logging.getLogger("longhaul.service")
 DEFAULT_NAME = "default"

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jobs.process.secrets import redact
-from jobs.text.printable import escaped, without_controls
+from jobs.text.units import escaped, without_controls
 
 JSON = ("application/json", "text/event-stream")
 TEXT = (*JSON, "text/plain")

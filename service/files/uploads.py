@@ -24,8 +24,7 @@ from pydantic import BaseModel, ConfigDict
 from starlette.concurrency import run_in_threadpool
 
 from jobs.data_names import ABOUT, DATA_SUFFIXES, is_dataset_name
-from jobs.disk.files import sync_folder, write_synced
-from jobs.disk.writable import probe
+from jobs.disk.files import probe, sync_folder, write_synced
 from jobs.errors import Conflict, NotFound, UserError
 from service.errors import BodyTooLarge
 

@@ -14,15 +14,13 @@ from starlette.types import Scope
 
 from jobs.disk.rundir import RunDir
 from jobs.generation import GenerateBody, Generated, Output
-from jobs.redis.answers import AnswerPart, Answers
-from jobs.redis.requests import Request, Requests, role_of
+from jobs.redis.requests import AnswerPart, Answers, Request, Requests, role_of
 from jobs.wrong_spec import explain
 from service import answers
 from service.edge.limits import address
 from service.errors import AnswerFailed, longhaul_error_body
 from service.jobs.actions import Actions
-from service.jobs.checkpoints import checkpoints_of
-from service.jobs.no_model import require_model
+from service.jobs.checkpoints import checkpoints_of, require_model
 from service.reading.metric_series import SeriesCache
 
 KIND = "generate"

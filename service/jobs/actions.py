@@ -16,10 +16,9 @@ from typing import Annotated, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from jobs.disk.event_log import Decision, event_log
-from jobs.disk.metrics_file import last_metrics
 from jobs.disk.removal import move_away, remove
 from jobs.disk.repair import Repair, repair
-from jobs.disk.rundir import RunDir
+from jobs.disk.rundir import RunDir, last_metrics
 from jobs.errors import Conflict, Damaged, NotFound, Recovering, StoreUnavailable
 from jobs.events import (
     AnyFact,
@@ -31,7 +30,7 @@ from jobs.events import (
     JobResumed,
 )
 from jobs.record import JobRecord, cancellation
-from jobs.redis.queue import Tickets
+from jobs.redis.connection import Tickets
 from jobs.redis.store import RawJob, Store, StoredJob, damage, read_spec
 from jobs.spec import Part
 from jobs.state import Requested, Status

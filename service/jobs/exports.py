@@ -25,11 +25,11 @@ from jobs.export import (
 from jobs.redis.requests import Requests, Standing, role_of
 from jobs.state import Status
 from jobs.wrong_spec import explain
-from service.answers.exports import Export, Push, WorkStatus
+from service.answers.results import Export, Push, WorkStatus
 from service.errors import AnswerFailed
 from service.files.confined import NoFile, content
 from service.jobs.actions import Actions
-from service.jobs.no_model import require_model
+from service.jobs.checkpoints import require_model
 
 PATIENCE_S = 86_400.0
 """A request waits for a worker for so long; nobody has to stay to hear of it."""

@@ -21,9 +21,8 @@ from jobs.disk.rundir import RunDir
 from jobs.errors import Conflict, UserError
 from jobs.process.secrets import where_secret
 from jobs.record import JobRecord
-from jobs.redis.new_jobs import make_id, make_job, submitted_of
-from jobs.redis.queue import Tickets
-from jobs.redis.store import Store
+from jobs.redis.connection import Tickets
+from jobs.redis.store import Store, make_id, make_job, submitted_of
 from jobs.spec import JobSpec, parse_spec
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")

@@ -17,13 +17,12 @@ from pydantic import Field, ValidationError
 from jobs.disk.removal import PREFIX, remove
 from jobs.disk.rundir import RunDir
 from jobs.errors import Conflict, Damaged, NotFound, UserError
-from jobs.redis.new_jobs import make_id
+from jobs.redis.store import make_id
 from jobs.spec import Part
 from jobs.sweeps import directory
 from jobs.sweeps.directory import SweepDir, list_sweeps
 from jobs.sweeps.events import SweepCancelRequested, SweepFact, SweepSubmitted
-from jobs.sweeps.record import SweepRecord, TrialRecord
-from jobs.sweeps.rests import Rest, rest
+from jobs.sweeps.record import Rest, SweepRecord, TrialRecord, rest
 from jobs.sweeps.spec import SweepSpec, parse_sweep
 from jobs.version import VERSION
 from jobs.wrong_spec import explain

@@ -18,7 +18,7 @@ from service.edge.limits import OPEN
 from service.generation.openai import ChatBody
 from service.jobs.sweeps import Repetition
 from service.openapi import examples
-from service.openapi.error_answers import error_answer
+from service.openapi.documented import error_answer
 
 STORY = """\
 Fine-tuning on one box, for a small team:

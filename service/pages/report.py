@@ -12,9 +12,8 @@ from markupsafe import Markup
 
 from jobs.dataset_report import DatasetReport
 from jobs.errors import Damaged
-from jobs.evaluation_metrics import metric_words
+from jobs.evaluation_metrics import CONFUSION, ConfusionMatrix, metric_words
 from jobs.events import AttemptStarted, EvaluationFinished, Event
-from jobs.labels import CONFUSION, ConfusionMatrix
 from jobs.plan import Plan
 from jobs.preview import FILE as PREVIEW
 from jobs.preview import DataPreview

@@ -22,7 +22,7 @@ from typing_extensions import TypedDict
 
 from jobs.comparison.facts import MeanPace
 from jobs.disk.files import START, regular
-from jobs.disk.metrics_file import parse_row
+from jobs.disk.rundir import parse_row
 from jobs.errors import UserError
 from jobs.metrics import MetricRow
 

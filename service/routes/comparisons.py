@@ -17,7 +17,7 @@ from service.openapi.documented import COMPARED_JOBS, documented
 from service.reading.metric_series import SeriesCache
 
 
-def routes(actions: Actions, kept: SeriesCache) -> APIRouter:
+def comparison_routes(actions: Actions, kept: SeriesCache) -> APIRouter:
     """`/compare`."""
     router = APIRouter(tags=["comparisons"])
 

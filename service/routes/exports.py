@@ -16,7 +16,7 @@ from service.openapi.documented import EXPORT_BODY, PUSH_BODY, JobId, documented
 Format = Annotated[ExportFormat, Path(description="Format of the export.", examples=["gguf"])]
 
 
-def routes(exports: Exports) -> APIRouter:
+def export_routes(exports: Exports) -> APIRouter:
     """`/jobs/{id}/exports` and `/jobs/{id}/push`."""
     router = APIRouter(prefix="/jobs", tags=["exports"])
 

@@ -14,7 +14,7 @@ from service.edge.redaction import as_written
 from service.generation import openai
 from service.generation.asking import Asking, body_of, client_of, events, generation
 from service.jobs.actions import Actions
-from service.jobs.no_model import why_no_model
+from service.jobs.checkpoints import why_no_model
 from service.openapi.documented import CHAT_BODY, CHAT_STREAM, GENERATE_BODY, GENERATE_STREAM, JobId, documented
 from service.reading.stream import Stream, Streams, kept_alive
 

@@ -1,21 +1,29 @@
-"""Submitting, listing, showing and steering jobs."""
+"""Submitting, listing, showing and steering jobs; their plans and events."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
 
-from jobs.errors import UserError
+from jobs.disk.files import read_regular
+from jobs.errors import NotFound, UserError
+from jobs.memory_plan import PICTURE
+from jobs.plan import Plan
+from jobs.preview import FILE as PREVIEW
+from jobs.preview import DataPreview
+from jobs.redis.feed import Feed
 from jobs.redis.queries import Filter
 from jobs.redis.store import StoredJob
 from jobs.state import Status
 from service import answers
-from service.answers.conversion import job_answer, job_json, job_list_json
+from service.answers.conversion import event_answer, job_answer, job_json, job_list_json, page
 from service.edge.body import read_json
-from service.jobs.actions import Actions
+from service.jobs.actions import Actions, Model
 from service.openapi.documented import (
     CLONE_BODY,
+    EVENT_STREAM,
     JOB_BODY,
     LOCATION,
     METADATA_FILTER,
@@ -25,6 +33,7 @@ from service.openapi.documented import (
     JobId,
     documented,
 )
+from service.reading.stream import Stream, Streams, event_stream
 
 
 def routes(actions: Actions) -> APIRouter:
@@ -164,3 +173,98 @@ async def read_labels(request: Request) -> dict[str, list[str]]:  # async: a thr
     if sum(map(len, labels.values())) > 16:
         raise UserError("metadata: at most 16 filters in one request", param="metadata")
     return labels
+
+
+# -- plans -------------------------------------------------------------------------------------------------------------
+# What was found out about a job before it trained: its plan, a picture of its memory, and some of its rows.
+
+
+class NoPlan(NotFound):
+    """The job has not been checked yet, or was refused before its memory was planned."""
+
+    code = "no_plan"
+
+
+class Picture(Response):
+    """A PNG file."""
+
+    media_type = "image/png"
+
+
+def plan_routes(actions: Actions) -> APIRouter:
+    """`/jobs/{id}/plan`, `/jobs/{id}/plan.png` and `/jobs/{id}/preview`."""
+    router = APIRouter(prefix="/jobs", tags=["plans"])
+
+    def none_yet(job: str, file: str) -> NoPlan:
+        return NoPlan(f"job {job} has no {file} yet: check writes it, and prepare writes it again")
+
+    def document(job: str, file: str, kind: type[Model]) -> Model:
+        if (found := actions.document(job, file, kind)) is None:
+            raise none_yet(job, file)
+        return found
+
+    @router.get("/{job}/plan", responses=documented(404, 409))
+    def get_plan(job: JobId) -> Plan:
+        """plan.json: model and data exactly, every `auto` resolved, steps, time, and memory with all that was tried."""
+        return document(job, "plan.json", Plan)
+
+    @router.get("/{job}/plan.png", response_class=Picture, responses=documented(404))
+    def get_plan_picture(job: JobId) -> Response:
+        """What each way to train needs at its peak, beside what there is."""
+        run = actions.run(job)
+        try:
+            return Picture(read_regular(run.path / PICTURE))
+        except FileNotFoundError:
+            if run.record().sweep is not None:
+                raise NoPlan(
+                    f"job {job} is a trial: no {PICTURE} is drawn of it; GET /jobs/{job}/plan has the plan"
+                ) from None
+            raise none_yet(job, PICTURE) from None
+
+    @router.get("/{job}/preview", responses=documented(404, 409))
+    def get_preview(job: JobId) -> DataPreview:
+        """Three rows as the model gets them: texts, tokens, what is cut off, rewritten or unknown.
+
+        Where no columns to learn from are recognized, it has the first rows as they are in the file (`unrecognized`).
+        Until *prepare* has made the tokenizer of a built-in model, they have no tokens.
+        """
+        return document(job, PREVIEW, DataPreview)
+
+    return router
+
+
+# -- events ------------------------------------------------------------------------------------------------------------
+# What happened to a job: as a list, or live.
+
+
+def event_routes(actions: Actions, feed: Feed, streams: Streams, *, keep_alive_s: float) -> APIRouter:
+    """`/jobs/{id}/events`."""
+    router = APIRouter(prefix="/jobs", tags=["events"])
+
+    def past(job: str, after: int, limit: int) -> answers.EventList:
+        actions.find(job)
+        events = actions.events(job, after=after, limit=limit + 1)
+        return page(answers.EventList, [event_answer(event) for event in events[:limit]], has_more=len(events) > limit)
+
+    @router.get("/{job}/events", response_model=answers.EventList, responses=documented(404, 409, 422) | EVENT_STREAM)
+    async def list_events(
+        job: JobId,
+        after: Annotated[int, Query(ge=0, le=2**53, description="Number of the last event that is known.")] = 0,
+        limit: Annotated[int, Query(ge=1, le=1000, description="Events at most, of a page.")] = 100,
+        accept: Annotated[str, Header(include_in_schema=False)] = "",
+        last_event_id: Annotated[
+            str, Header(alias="Last-Event-ID", description="Of a stream: as `after`, and it beats that.")
+        ] = "",
+    ) -> answers.EventList | Response:
+        """Events after number `after`, in order. With `Accept: text/event-stream`: from there on, live, to the last."""
+        if "text/event-stream" not in accept:
+            return await run_in_threadpool(past, job, after, limit)
+        # The header is the browser's own bookmark: it beats the address that the page was opened with.
+        start = int(last_event_id[:15]) if last_event_id.isascii() and last_event_id.isdecimal() else after
+        record = (await run_in_threadpool(actions.find, job)).record
+        if record.status.terminal and start >= record.number:
+            return Response(status_code=204)  # tells an EventSource not to come back
+        content = event_stream(feed, job, after=start, keep_alive_s=keep_alive_s)
+        return Stream(streams, content, "text/event-stream")
+
+    return router

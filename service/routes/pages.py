@@ -17,9 +17,9 @@ from starlette.types import Scope
 
 from jobs.dataset_report import DatasetReport
 from jobs.errors import Damaged, LonghaulError, NotFound
+from jobs.evaluation_metrics import CONFUSION, ConfusionMatrix
 from jobs.events import EVENT_TYPES
 from jobs.heartbeat import device_of
-from jobs.labels import CONFUSION, ConfusionMatrix
 from jobs.plan import CheckSummary, Plan
 from jobs.preview import FILE as PREVIEW
 from jobs.preview import DataPreview
@@ -31,9 +31,8 @@ from service.errors import invalid_response, longhaul_error_response, wants_page
 from service.files.confined import files_of
 from service.files.uploads import Uploads
 from service.jobs.actions import Actions
-from service.jobs.checkpoints import checkpoints_of
+from service.jobs.checkpoints import checkpoints_of, why_no_model
 from service.jobs.exports import Exports
-from service.jobs.no_model import why_no_model
 from service.pages.job_story import JobStory, side_by_side, story_of
 from service.pages.listings import KINDS, EventKind, folders_of, newest_of
 from service.pages.render import Renderer, is_encrypted

@@ -12,7 +12,7 @@ from service.pages.report import report_of
 from service.reading.metric_series import SeriesCache
 
 
-def routes(actions: Actions, kept: SeriesCache, render: Renderer) -> APIRouter:
+def report_routes(actions: Actions, kept: SeriesCache, render: Renderer) -> APIRouter:
     """`/jobs/{id}/report`."""
     router = APIRouter(prefix="/jobs", tags=["results"])
 

@@ -8,9 +8,7 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 
 from service import answers
 from service.answers.conversion import page
-from service.files.confined import files_of
-from service.files.download import answer
-from service.files.results import find
+from service.files.confined import answer, files_of, find
 from service.jobs.actions import Actions
 from service.jobs.checkpoints import checkpoints_of
 from service.openapi.documented import JobId, documented, file_answer

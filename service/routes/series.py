@@ -16,11 +16,10 @@ from service import answers
 from service.jobs.actions import Actions
 from service.openapi.documented import METRIC_FIELDS, NEXT_OFFSET, JobId, documented
 from service.reading.metric_series import SeriesCache, chosen
-from service.reading.stream import Stream, Streams
-from service.reading.trainer_log import TAIL_BYTES, TrainerLog, follow_log
+from service.reading.stream import TAIL_BYTES, Stream, Streams, TrainerLog, follow_log
 
 
-def routes(actions: Actions, kept: SeriesCache, feed: Feed, streams: Streams) -> APIRouter:
+def series_routes(actions: Actions, kept: SeriesCache, feed: Feed, streams: Streams) -> APIRouter:
     """`/jobs/{id}/metrics` and `/jobs/{id}/logs`."""
     router = APIRouter(prefix="/jobs", tags=["series"])
 

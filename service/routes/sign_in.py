@@ -13,8 +13,7 @@ from service.edge.keys import Keys
 from service.edge.limits import SIGN_IN, Buckets, address, too_many
 from service.edge.sessions import LASTS_S, Sessions, cookie_name
 from service.errors import BodyTooLarge, error_response
-from service.pages.render import Renderer, is_encrypted
-from service.pages.static import StaticFiles
+from service.pages.render import Renderer, StaticFiles, is_encrypted
 
 MOST_BYTES = 4096
 """Of the form."""

@@ -25,7 +25,7 @@ from benchmarks.gpu_ladder import LADDER, OURS, SEED, LadderConfiguration, make_
 from benchmarks.random_rows import LENGTHS, random_rows, read_lengths, synthetic_lengths, write_lengths
 from tests.training.workplace import EXAMPLES
 from worker.training.steps.order import rounded
-from worker.training.tasks.seq2seq.flops import PairFlops
+from worker.training.tasks.seq2seq.layout import PairFlops
 
 DRY = "--device cpu --shape tiny"
 ROOT = Path(__file__).parents[2]

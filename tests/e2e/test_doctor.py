@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.training.doctor.groups import GROUPS
+from worker.training.doctor.finding import GROUPS
 
 pytestmark = pytest.mark.timeout(900)
 

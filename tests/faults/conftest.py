@@ -19,8 +19,7 @@ from jobs.attempt import Finished
 from jobs.disk.rundir import RunDir, create
 from jobs.events import EvaluationFinished, Event, JobQueued, JobSubmitted
 from jobs.metrics import MetricRow
-from jobs.redis.connection import connect
-from jobs.redis.queue import Tickets
+from jobs.redis.connection import Tickets, connect
 from jobs.redis.store import Store
 from jobs.spec import parse_spec
 from jobs.state import Stage

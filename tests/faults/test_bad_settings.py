@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.disk.writable import unwritable
+from jobs.disk.files import unwritable
 from jobs.errors import BadData, UserError
 from jobs.redis.connection import connect
 from jobs.redis.store import Store

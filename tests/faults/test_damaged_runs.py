@@ -10,8 +10,7 @@ from jobs.attempt import Heartbeat
 from jobs.disk.files import append_line
 from jobs.disk.rundir import RunDir, create, list_runs
 from jobs.events import AttemptStarted, JobQueued, JobSubmitted
-from jobs.redis.connection import connect
-from jobs.redis.queue import Tickets
+from jobs.redis.connection import Tickets, connect
 from jobs.redis.store import Store
 from jobs.spec import parse_spec
 from jobs.state import Stage

@@ -8,8 +8,7 @@ from rq.job import Job
 from rq.queue import Queue
 from rq.serializers import JSONSerializer
 
-from jobs.redis.connection import connect
-from jobs.redis.queue import TICKET_FUNCTION, queue_name
+from jobs.redis.connection import TICKET_FUNCTION, connect, queue_name
 from jobs.state import Stage
 from tests.support.shared_stack import dry_run, restarted, stop
 from tests.support.stack import Stack, tiny_job

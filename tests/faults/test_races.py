@@ -23,8 +23,7 @@ from jobs.disk.rundir import RunDir, create
 from jobs.errors import Conflict, NotFound
 from jobs.events import AnyFact, Fault, JobFailed, JobSubmitted
 from jobs.record import JobRecord, fold
-from jobs.redis.connection import connect
-from jobs.redis.queue import Tickets
+from jobs.redis.connection import Tickets, connect
 from jobs.redis.store import Store, StoredJob
 from jobs.spec import parse_spec
 from jobs.state import Stage, Status

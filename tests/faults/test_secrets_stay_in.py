@@ -16,8 +16,7 @@ import service.settings
 import worker.settings
 from jobs.disk.rundir import RunDir
 from jobs.events import AttemptEnded, AttemptStarted, Fault, JobFailed, JobQueued
-from jobs.process.keys import new_key
-from jobs.process.secrets import register
+from jobs.process.secrets import new_key, register
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
 from tests.support.processes import of_stack

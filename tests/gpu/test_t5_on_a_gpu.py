@@ -27,7 +27,7 @@ from tests.training.tasks.seq2seq.comparison import (
     run_by,
 )
 from worker.training.journal import Journal
-from worker.training.tasks.dropout import set_dropout
+from worker.training.tasks.compiled import set_dropout
 from worker.training.tasks.seq2seq.compiled import compile_blocks
 from worker.training.tasks.seq2seq.fused import fuse
 from worker.training.tasks.seq2seq.loss import token_loss_sum

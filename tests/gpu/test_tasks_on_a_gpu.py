@@ -19,9 +19,8 @@ from tests.support.samples import dataset_summary
 from tests.training.tasks.causal import families as causal
 from tests.training.tasks.classification import families as classification
 from tests.training.tasks.seq2seq.comparison import make_model
-from worker.training.adapters.full import Full
 from worker.training.adapters.lora import Lora
-from worker.training.adapters.method import Method
+from worker.training.adapters.method import Full, Method
 from worker.training.dataset.data import PreparedDataset, Writer
 from worker.training.loop import accumulate
 from worker.training.tasks.causal.task import Causal

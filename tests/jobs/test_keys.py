@@ -7,7 +7,7 @@ import re
 import pytest
 
 from jobs.errors import UserError
-from jobs.process.keys import digest_of, new_key, read_keys
+from jobs.process.secrets import digest_of, new_key, read_keys
 
 
 def test_a_new_key_and_its_line_belong_together_and_no_two_are_the_same() -> None:

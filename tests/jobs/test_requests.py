@@ -11,9 +11,8 @@ import redis
 
 from jobs.errors import QueueFull
 from jobs.redis import requests as queues
-from jobs.redis.answers import Answers
 from jobs.redis.connection import connect
-from jobs.redis.requests import MOST_OF_CLIENT, MOST_WAITING, Request, Requests, Standing, answer_key
+from jobs.redis.requests import MOST_OF_CLIENT, MOST_WAITING, Answers, Request, Requests, Standing, answer_key
 from jobs.redis.workers import Workers
 
 

@@ -13,8 +13,7 @@ import pytest
 from jobs.disk import event_log, files
 from jobs.disk.event_log import EventLog, read_event
 from jobs.disk.files import LineWriter, append_line
-from jobs.disk.metrics_file import last_metrics, truncate_metrics
-from jobs.disk.rundir import RunDir, create, list_runs
+from jobs.disk.rundir import RunDir, create, last_metrics, list_runs, truncate_metrics
 from jobs.errors import Conflict, Damaged, InvalidTransition, Superseded
 from jobs.events import (
     EVENT_TYPES,

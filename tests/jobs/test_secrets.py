@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from jobs.process import secrets
-from jobs.process.keys import new_key
-from jobs.process.secrets import HIDDEN, redact, register, where_secret
+from jobs.process.secrets import HIDDEN, new_key, redact, register, where_secret
 
 HEX_40 = "0123456789abcdef0123456789abcdef01234567"
 HUB = "hf_" + "aB3dE6gH" * 4

@@ -26,12 +26,12 @@ from jobs.memory_plan import HostPlan
 from jobs.plan import DataPlan, ModelPlan, Plan, Resolved, make_plan, make_time_plan
 from jobs.preview import DataPreview, RowPreview, SourcePreview, TextPreview
 from jobs.spec import parse_spec
+from longhaul.figures import Terminal
 from longhaul.plan import print_plan
 from longhaul.tables import print_job, print_jobs
-from longhaul.terminal import Terminal
 from longhaul.watch import print_event, status_line
 from service.openapi.examples import by_schema
-from worker.training.doctor.random_t5 import SHAPES
+from worker.training.doctor.small_t5 import SHAPES
 from worker.training.planning.budget import find_budget
 from worker.training.planning.memory_plan import plan_memory
 from worker.training.tasks.seq2seq.task import Seq2Seq

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from longhaul.bars import bar
+from longhaul.figures import bar
 
 
 def drawn(*reports: tuple[str, int, int]) -> str:

@@ -28,7 +28,7 @@ from jobs.events import (
     JobValidated,
 )
 from jobs.heartbeat import Gpu
-from jobs.process.keys import read_keys
+from jobs.process.secrets import read_keys
 from jobs.text.units import GIB
 from jobs.version import VERSION
 from longhaul import Longhaul

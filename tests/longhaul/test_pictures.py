@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from longhaul.columns import print_facts
+from longhaul.tables import print_facts
 from longhaul.watch import status_line
 from service.openapi.examples import by_schema
 from tests.longhaul.pictures import FOLDER, pictures

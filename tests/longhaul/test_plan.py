@@ -12,7 +12,7 @@ import pytest
 import requests
 from rich.console import Console
 
-from jobs.labels import LabelPlan
+from jobs.evaluation_metrics import LabelPlan
 from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
 from jobs.preview import RowPreview, TextPreview
 from jobs.spec import JobSpec, parse_spec

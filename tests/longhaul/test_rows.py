@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from longhaul import Longhaul
-from longhaul.rows import at_the_service
+from longhaul.jobfile import at_the_service
 from tests.service.running import Service
 
 

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from longhaul.sparklines import print_metrics, sparkline
+from longhaul.tables import print_metrics, sparkline
 
 
 def test_a_character_a_value() -> None:

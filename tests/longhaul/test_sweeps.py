@@ -14,15 +14,13 @@ import pytest
 from rich.console import Console
 
 from jobs.events import AttemptEnded, Fault, JobPaused
-from jobs.redis.connection import connect
-from jobs.redis.new_jobs import make_id, make_job, submitted_of
-from jobs.redis.queue import Tickets
+from jobs.redis.connection import Tickets, connect
+from jobs.redis.store import make_id, make_job, submitted_of
 from jobs.sweeps.directory import SweepDir, find
 from jobs.sweeps.events import SweepEnded, TrialEnded, TrialStarted
 from longhaul import ApiError, Longhaul, Unreachable
 from longhaul.main import main
-from longhaul.sweep_tables import print_sweep, print_sweeps, short_names
-from longhaul.sweep_watch import watch_sweep
+from longhaul.sweep_tables import print_sweep, print_sweeps, short_names, watch_sweep
 from tests.longhaul.conftest import Run
 from tests.service.running import Service
 from tests.service.seeded import seed_sweep, start_trial
@@ -39,7 +37,7 @@ SWEEP: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits a second for the next look."""
-    monkeypatch.setattr("longhaul.sweep_watch.POLL_S", 0.02)
+    monkeypatch.setattr("longhaul.sweep_tables.POLL_S", 0.02)
 
 
 def written(name: str = "sweep.json", **more: Any) -> str:
@@ -147,7 +145,7 @@ def test_a_paused_trial_is_shown_with_its_cause_and_how_it_continues(
     def ends(_: float) -> None:
         directory(service, sweep).append([SweepEnded(reason="done", best=0)])
 
-    monkeypatch.setattr("longhaul.sweep_watch.time.sleep", ends)  # between two looks
+    monkeypatch.setattr("longhaul.sweep_tables.time.sleep", ends)  # between two looks
     shown = run("sweep", "watch", sweep)
     assert shown.count(f"trial 4 paused: learning_rate 0.0001, batch_size 16 ({why})") == 1
 
@@ -184,7 +182,7 @@ def test_who_watches_reads_each_trial_once_and_the_best_at_the_end(
         yield
 
     steps = proceeds()
-    monkeypatch.setattr("longhaul.sweep_watch.time.sleep", lambda _: next(steps))  # between two looks
+    monkeypatch.setattr("longhaul.sweep_tables.time.sleep", lambda _: next(steps))  # between two looks
     shown = run("sweep", "watch", sweep[:-1])
     for number in range(4):
         assert len(re.findall(rf"^\S+  trial {number} \w+", shown, re.MULTILINE)) == 1
@@ -231,7 +229,7 @@ def test_who_leaves_is_told_how_to_come_back(
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("longhaul.sweep_watch.time.sleep", interrupt)
+    monkeypatch.setattr("longhaul.sweep_tables.time.sleep", interrupt)
     shown = run("sweep", written(), "--watch", "--no-check", code=130)
     [sweep] = service.get("/sweeps").json()["data"]
     back = f"the sweep continues without you; watch it again with: longhaul sweep watch {sweep['id']}\n"

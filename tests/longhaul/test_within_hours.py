@@ -12,9 +12,8 @@ from rich.console import Console
 from jobs.plan import DataPlan, ModelPlan, Plan, TimePlan, make_plan
 from jobs.preview import DataPreview
 from jobs.spec import parse_spec
-from longhaul import within_hours
-from longhaul.plan import DryRun
-from longhaul.within_hours import FAMILIES, Fit, fits, print_fits, smaller
+from longhaul import plan
+from longhaul.plan import FAMILIES, DryRun, Fit, fits, print_fits, smaller
 
 JOB: dict[str, Any] = {"model": "google/flan-t5-xl", "data": {"train": "rows.jsonl"}}
 
@@ -65,7 +64,7 @@ def found(monkeypatch: pytest.MonkeyPatch, job: dict[str, Any], hours: list[floa
         make()
         return checked(service.jobs[-1], next(left))
 
-    monkeypatch.setattr(within_hours, "dry_run", dry_run)
+    monkeypatch.setattr(plan, "dry_run", dry_run)
     every = list(fits(service, job, checked(job, hours[0], **more), 40.0, Console()))
     assert service.deleted == len(service.jobs) == len(every) - 1, "the dry runs leave nothing behind"
     return every

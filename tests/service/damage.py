@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from jobs.disk.rundir import RunDir
-from jobs.redis.connection import connect
-from jobs.redis.queue import Tickets
+from jobs.redis.connection import Tickets, connect
 from tests.service.running import Service
 from tests.support.samples import QUEUED
 from worker.reconcile import Reconciler

@@ -37,9 +37,8 @@ from jobs.heartbeat import WorkerHeartbeat
 from jobs.memory_plan import PICTURE
 from jobs.metrics import MetricRow
 from jobs.plan import DataPlan, ModelPlan, make_plan
-from jobs.redis.connection import connect
-from jobs.redis.new_jobs import make_id, make_job, submitted_of
-from jobs.redis.queue import Tickets
+from jobs.redis.connection import Tickets, connect
+from jobs.redis.store import make_id, make_job, submitted_of
 from jobs.sweeps.directory import find
 from jobs.sweeps.events import SweepEnded, SweepFact, TrialEnded, TrialPruned, TrialStarted
 from jobs.sweeps.space import Settings, Value

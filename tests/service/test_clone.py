@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobs.redis.connection import connect
-from jobs.redis.queue import Tickets
+from jobs.redis.connection import Tickets, connect
 from jobs.state import Stage
 from service.jobs.submissions import merge_patch
 from tests.service.running import Service

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jobs.comparison.answer import Comparison
-from jobs.comparison.settings import settings_of
+from jobs.comparison.facts import settings_of
 from jobs.disk.files import append_line
 from jobs.events import AttemptEnded, AttemptStarted, Fault, JobFailed, JobQueued, JobSucceeded, MemoryMeasured
 from jobs.memory_plan import MemoryPlan

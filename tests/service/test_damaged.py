@@ -11,8 +11,7 @@ import pytest
 
 from jobs.disk.rundir import RunDir
 from jobs.events import AttemptStarted
-from jobs.redis.connection import connect
-from jobs.redis.queue import Tickets
+from jobs.redis.connection import Tickets, connect
 from jobs.state import DAMAGED, Stage, Status
 from service.answers import ShownStatus
 from tests.service.damage import destroyed_line, half_a_plan, half_a_spec, no_events, queued, reconciler

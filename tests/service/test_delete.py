@@ -10,8 +10,7 @@ import requests
 
 from jobs.errors import StoreUnavailable
 from jobs.events import Fault, JobFailed
-from jobs.redis.connection import connect
-from jobs.redis.queue import Tickets
+from jobs.redis.connection import Tickets, connect
 from jobs.redis.store import Store
 from jobs.state import Stage
 from tests.service.running import TINY, Service, running

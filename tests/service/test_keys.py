@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.process.keys import new_key
+from jobs.process.secrets import new_key
 from service.edge import keys as keys_module
 from service.edge.keys import Keys
 from tests.service.running import running

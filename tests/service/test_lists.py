@@ -7,8 +7,7 @@ from typing import Any
 
 from jobs.errors import Damaged
 from jobs.events import AttemptStarted, DiskLow, JobQueued
-from jobs.redis.connection import connect
-from jobs.redis.queue import Tickets
+from jobs.redis.connection import Tickets, connect
 from jobs.redis.store import Store
 from tests.service.running import TINY, Service
 from tests.service.scraping import figure, scrape

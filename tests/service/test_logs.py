@@ -10,8 +10,8 @@ import pytest
 import requests
 
 from jobs.events import JobCancelled
-from service.reading import trainer_log
-from service.reading.trainer_log import TrainerLog
+from service.reading import stream
+from service.reading.stream import TrainerLog
 from tests.service.running import Service
 from tests.support.samples import RUNNING
 
@@ -167,5 +167,5 @@ def test_a_reader_who_takes_nothing_costs_no_memory(
         service.run(other).trainer_log.write_text("quick\n")
         with follow(service, other) as quick:
             assert next(lines(quick)) == "quick"
-        most = 64 * 2**20 // trainer_log.PIECE_BYTES
+        most = 64 * 2**20 // stream.PIECE_BYTES
         assert 0 < len(pieces) < most / 4, "what the kernel's buffers hold, and no more"

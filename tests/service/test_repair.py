@@ -19,8 +19,7 @@ from jobs.events import (
     JobSucceeded,
     JobValidated,
 )
-from jobs.redis.connection import connect
-from jobs.redis.queue import Tickets
+from jobs.redis.connection import Tickets, connect
 from jobs.state import Stage
 from tests.service.damage import destroyed, destroyed_line, half_a_plan, half_a_spec, no_events, queued, reconciler
 from tests.service.running import TINY, Service

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs.disk.files import append_line
-from jobs.disk.metrics_file import truncate_metrics
+from jobs.disk.rundir import truncate_metrics
 from jobs.metrics import MetricRow
 from service.reading import metric_series
 from service.reading.metric_series import FIELDS, Series, SeriesCache, chosen

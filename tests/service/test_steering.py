@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jobs.events import AttemptEnded, CheckpointSaved, Fault, JobCancelled, JobPaused, JobResumed
-from jobs.redis.connection import connect
-from jobs.redis.queue import Tickets
+from jobs.redis.connection import Tickets, connect
 from jobs.state import Stage
 from tests.service.running import Service
 from tests.support.machine import longest_file

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from jobs.errors import Conflict, StoreUnavailable
-from jobs.redis.connection import connect
-from jobs.redis.new_jobs import make_id
-from jobs.redis.queue import Tickets
-from jobs.redis.store import Store
+from jobs.redis.connection import Tickets, connect
+from jobs.redis.store import Store, make_id
 from jobs.state import Stage
 from service.jobs.submissions import Submissions
 from tests.service.running import TINY, Service, running

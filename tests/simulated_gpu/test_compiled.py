@@ -15,9 +15,8 @@ from tests.training.tasks.seq2seq.comparison import make_model
 from worker.training.adapters.lora import Lora
 from worker.training.journal import Journal
 from worker.training.tasks.causal.compiled import compile_layers
-from worker.training.tasks.causal.fused import configure
-from worker.training.tasks.causal.loss import learned_loss_sum
-from worker.training.tasks.dropout import set_dropout
+from worker.training.tasks.causal.fused import configure, learned_loss_sum
+from worker.training.tasks.compiled import set_dropout
 from worker.training.tasks.seq2seq.compiled import compile_blocks
 from worker.training.tasks.seq2seq.fused import fuse
 from worker.training.tasks.seq2seq.loss import token_loss_sum

@@ -13,8 +13,7 @@ import torch
 
 from jobs.gpus import GpuFacts
 from worker.training.doctor import speed
-from worker.training.doctor.finding import Finding
-from worker.training.doctor.groups import GROUPS, Examination, run_group
+from worker.training.doctor.finding import GROUPS, Examination, Finding, run_group
 from worker.training.tasks.seq2seq import compiled
 
 pytestmark = [

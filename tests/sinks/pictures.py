@@ -20,7 +20,7 @@ from tests.sinks import story
 from tests.support.fakes import FakeDiscord, Message
 from tests.support.machine import Clock
 from worker.feed import SinkFeed
-from worker.sinks.discord.options import DiscordOptions
+from worker.sinks.discord.limits import DiscordOptions
 from worker.sinks.discord.sink import DiscordSink
 from worker.sinks.discord.webhook import SUPPRESS_NOTIFICATIONS, Webhook
 

@@ -44,7 +44,7 @@ from tests.support.machine import Clock
 from tests.support.samples import checked, memory_plan, prepared, time_summary
 from worker.feed import SinkFeed
 from worker.sinks.discord import embeds
-from worker.sinks.discord.options import DiscordOptions
+from worker.sinks.discord.limits import DiscordOptions
 from worker.sinks.discord.sink import DiscordSink
 from worker.sinks.discord.webhook import SUPPRESS_NOTIFICATIONS, TOO_MANY_EDITS, Webhook
 

@@ -15,11 +15,10 @@ from jobs.sweeps.spec import parse_sweep
 from tests.sinks.driving import publishing, until
 from tests.support.fakes import FakeDiscord
 from tests.support.machine import Clock
-from worker.feed import read_cursor
-from worker.sinks.discord.options import DiscordOptions
+from worker.feed import SweepFeed, read_cursor
+from worker.sinks.discord.limits import DiscordOptions
 from worker.sinks.discord.sink import DiscordSink
 from worker.sinks.discord.webhook import SUPPRESS_NOTIFICATIONS, TOO_MANY_EDITS, Webhook
-from worker.sweep_feed import SweepFeed
 
 OUT_OF_MEMORY = Fault(code="out_of_memory", message="the GPU is full", hint="use a smaller batch")
 DONE = SweepEnded(reason="done", best=1, importances={"training.batch_size": 1.0})
@@ -62,7 +61,7 @@ def kill_before_saving(feed: SweepFeed, monkeypatch: pytest.MonkeyPatch) -> None
         raise KilledBeforeSaving
 
     with monkeypatch.context() as patched:
-        patched.setattr("worker.sweep_feed.write_cursor", killed)
+        patched.setattr("worker.feed.write_cursor", killed)
         with pytest.raises(KilledBeforeSaving):
             feed.turn()
 

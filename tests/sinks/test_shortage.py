@@ -8,8 +8,8 @@ from jobs.disk.rundir import RunDir
 from jobs.events import Event, JobSubmitted, OomRecovered
 from jobs.spec import DataSpec, JobSpec
 from worker.sinks.base import SinkJob
-from worker.sinks.shortage import shortage
-from worker.sinks.wandb.rows import alert
+from worker.sinks.wandb.sink import alert
+from worker.sinks.wording import shortage
 
 BARE = OomRecovered(step=1234, micro_batch_before=8, micro_batch_after=4, message="no", milliseconds_lost=812.5)
 FULL = BARE.model_copy(

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from jobs.disk.metrics_file import truncate_metrics
 from jobs.disk.repair import repair
-from jobs.disk.rundir import RunDir
+from jobs.disk.rundir import RunDir, truncate_metrics
 from jobs.events import (
     AttemptEnded,
     AttemptStarted,

@@ -11,9 +11,8 @@ from jobs.errors import UserError
 from tests.support.fakes import FakeDiscord
 from tests.support.machine import Clock
 from worker.sinks.base import Disabled, Later
-from worker.sinks.discord.gone import GoneFile
 from worker.sinks.discord.limits import Payload
-from worker.sinks.discord.webhook import Sent, Webhook, WebhookRejected, check_url
+from worker.sinks.discord.webhook import GoneFile, Sent, Webhook, WebhookRejected, check_url
 
 HELLO: Payload = {"embeds": [{"title": "hello"}]}
 

@@ -29,8 +29,7 @@ from worker.training.dataset.data import PreparedDataset, Rows, Writer
 from worker.training.journal import Journal
 from worker.training.planning import memory_plan
 from worker.training.planning.predictor import Predictor
-from worker.training.tasks.seq2seq.batches import PairBatch
-from worker.training.tasks.seq2seq.limits import PairLimit
+from worker.training.tasks.seq2seq.batches import PairBatch, PairLimit
 
 VOCABULARY = 64
 WORDS = [f"w{number}" for number in range(VOCABULARY - 3)]

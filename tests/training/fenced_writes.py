@@ -22,8 +22,7 @@ from tests.support.samples import metric_row
 from worker.training.checkpoints.checkpoint import OPTIMIZER, WEIGHTS, TrainState
 from worker.training.checkpoints.saving import write
 from worker.training.checkpoints.tensorfile import WriteProgress
-from worker.training.fence import end_if_over
-from worker.training.journal import Journal
+from worker.training.journal import Journal, end_if_over
 
 
 class AnotherBox:

@@ -9,7 +9,7 @@ from jobs.text.units import GIB
 from tests.support.samples import memory_plan
 from worker.training.planning.alternatives import Alternatives
 from worker.training.planning.budget import Budget
-from worker.training.planning.prediction import Setting
+from worker.training.planning.ladder import Setting
 from worker.training.steps.shape import MicroBatchShape
 
 CONTEXT = GIB

@@ -10,8 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from worker.training.journal import Journal
 from worker.training.optimizers.adamw import AdamW
-from worker.training.steps.result import StepResult
-from worker.training.steps.shape import MicroBatchShape
+from worker.training.steps.shape import MicroBatchShape, StepResult
 
 
 class Noting(Journal):

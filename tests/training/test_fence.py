@@ -19,7 +19,7 @@ from tests.training import fenced_writes
 from tests.training.fenced_writes import take_over
 from tests.training.forked import fork
 from worker.training.checkpoints.pruning import clean
-from worker.training.fence import EXIT_CODE, end_if_over
+from worker.training.journal import EXIT_CODE, end_if_over
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.training.workplace import Workplace, pairs
 from tests.training.workplace import of_rows as of_rows
 from worker.training.dataset.evaluation_rows import evaluation_rows
 from worker.training.row_figures import file_of
-from worker.training.scores import intervals
+from worker.training.scores import statistics
 from worker.training.scores.texts import text_statistics
 from worker.training.tasks.seq2seq.batches import PairBatch
 
@@ -34,7 +34,7 @@ TEXTS = {"exact_match", "chrf", "bleu", "rouge1", "rouge2", "rougeL"}
 
 @pytest.fixture
 def _few_rows_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intervals, "LEAST_ROWS", 2)
+    monkeypatch.setattr(statistics, "LEAST_ROWS", 2)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def whole(make_shared_run: MakeRun) -> RunDir:
     """A run that learns, uninterrupted."""
     run = make_shared_run("whole", **LEARNS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(intervals, "LEAST_ROWS", 2)
+        patch.setattr(statistics, "LEAST_ROWS", 2)
         assert attempt(run) == 0
     return run
 

@@ -28,9 +28,8 @@ from tests.training.workplace import of_rows as of_rows
 from worker.training import prepare
 from worker.training.dataset import assembly, inspection
 from worker.training.dataset.evaluation_rows import evaluation_rows
-from worker.training.dataset.histogram import bins, draw
-from worker.training.dataset.report import Lengths, commonest
-from worker.training.dataset.words import WordTokens
+from worker.training.dataset.report import Lengths, bins, commonest, draw
+from worker.training.dataset.tokens import WordTokens
 from worker.training.rows.row_filter import Seen
 from worker.training.rows.sources import DataFile
 from worker.training.store import full_disk_named, make_once

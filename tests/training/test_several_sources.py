@@ -18,7 +18,7 @@ from tests.training.attempts import attempt, logged, same_tensors
 from tests.training.workplace import Workplace, pairs
 from tests.training.workplace import of_rows as of_rows
 from worker.training.dataset.data import PreparedDataset
-from worker.training.steps.mixture import mixture_of
+from worker.training.steps.order import mixture_of
 
 TWO: Any = [{"source": "rows.jsonl", "weight": 2}, {"source": "alpaca.json", "weight": 0.5}]
 

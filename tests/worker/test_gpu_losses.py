@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from worker.gpu_losses import STEADY_S, WAITS_S, GpuLosses
+from worker.gpu import STEADY_S, WAITS_S, GpuLosses
 
 NOON = 1_800_014_400.0
 """12:00:00 UTC of some day."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jobs.disk.metrics_file import truncate_metrics
+from jobs.disk.rundir import truncate_metrics
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
 from tests.sinks import story

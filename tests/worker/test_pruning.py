@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from jobs.sweeps.spec import SweepSpec, parse_sweep
-from worker.pruning import MEDIAN_FROM, StepCost, prune
+from worker.sweeps import MEDIAN_FROM, StepCost, prune
 
 
 def spec(pruning: str) -> SweepSpec:

@@ -34,9 +34,8 @@ from jobs.events import (
     JobValidated,
 )
 from jobs.heartbeat import Gpu, TrainWorker, WorkerHeartbeat
-from jobs.redis.connection import connect
+from jobs.redis.connection import Tickets, connect
 from jobs.redis.gauges import Gauges
-from jobs.redis.queue import Tickets
 from jobs.redis.store import Store
 from jobs.redis.workers import lease_token
 from jobs.spec import parse_spec

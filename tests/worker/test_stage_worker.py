@@ -18,8 +18,7 @@ from rq.exceptions import StopRequested
 from rq.serializers import JSONSerializer
 
 from jobs.events import AttemptEnded, AttemptStarted, ModelLoaded
-from jobs.redis.connection import connect
-from jobs.redis.queue import Tickets, queue_name
+from jobs.redis.connection import Tickets, connect, queue_name
 from jobs.redis.store import Store
 from jobs.state import Stage
 from tests.service.damage import destroyed

@@ -24,15 +24,13 @@ from jobs.events import (
     JobPaused,
     JobSucceeded,
 )
-from jobs.redis.connection import connect
-from jobs.redis.queue import Tickets
+from jobs.redis.connection import Tickets, connect
 from jobs.redis.store import Store
 from jobs.state import Status
 from jobs.sweeps import directory
 from jobs.sweeps.directory import SweepDir
 from jobs.sweeps.events import SweepCancelRequested, SweepSubmitted, TrialStarted
-from jobs.sweeps.record import SweepRecord
-from jobs.sweeps.rests import RETRY_DELAYS_S
+from jobs.sweeps.record import RETRY_DELAYS_S, SweepRecord
 from jobs.sweeps.space import Settings
 from jobs.sweeps.spec import parse_sweep
 from tests.support.samples import DONE, QUEUED, RUNNING, heartbeat

@@ -18,13 +18,11 @@ from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
 from rq.suspension import is_suspended, suspend
 
-from jobs.redis.connection import connect
-from jobs.redis.queue import TICKET_FUNCTION, Tickets, queue_name
+from jobs.redis.connection import TICKET_FUNCTION, Tickets, connect, queue_name
 from jobs.state import Stage
 from worker.heartbeat import first_heartbeat
 from worker.settings import from_environment
-from worker.stage_worker import StageWorker
-from worker.ticket import MOST_BYTES, NotOurs, Ticket
+from worker.stage_worker import MOST_BYTES, NotOurs, StageWorker, Ticket
 
 
 class Evil:

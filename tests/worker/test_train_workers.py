@@ -15,8 +15,7 @@ import pytest
 
 from jobs.heartbeat import Worker
 from jobs.reasons import Reason
-from jobs.redis.connection import connect
-from jobs.redis.queue import Tickets
+from jobs.redis.connection import Tickets, connect
 from jobs.redis.store import Store
 from jobs.state import Stage
 from tests.e2e.fake_gpu import SAID, machine

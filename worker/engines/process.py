@@ -26,11 +26,10 @@ from jobs.disk.rundir import RunDir
 from jobs.events import AnyFact, TaskStarted, TaskSubmitted, TaskWaiting
 from jobs.process.secrets import redact
 from jobs.reasons import Reason
-from jobs.text.printable import printable
+from jobs.text.units import printable
 from worker.engines.engine import Engine, EngineError, EngineUnavailable, TaskState, TaskStatus
-from worker.engines.handover import BEAT_S, Handover, TaskRecord, earlier
+from worker.engines.handover import BEAT_S, Handover, NodeLine, TaskRecord, earlier
 from worker.engines.left_task import LeftTask
-from worker.engines.node_line import NodeLine
 from worker.engines.settings import EngineSettings
 from worker.warm import EndCause
 

@@ -19,8 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError, field_validator
 from jobs.frozen import Frozen
 from worker.engines.bucket import Bucket
 from worker.engines.bucket_box import BoxStorage
-from worker.engines.commands import ask, run
-from worker.engines.engine import EngineRefused, EngineTask, EngineUnavailable, Storage, TaskState, TaskStatus
+from worker.engines.engine import EngineRefused, EngineTask, EngineUnavailable, Storage, TaskState, TaskStatus, ask, run
 from worker.engines.settings import EngineSettings
 
 _S = TaskStatus

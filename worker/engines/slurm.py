@@ -12,15 +12,17 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from jobs.disk.files import regular
-from worker.engines.commands import NoProgram, ask, run
 from worker.engines.engine import (
     EngineRefused,
     EngineTask,
     EngineUnavailable,
+    NoProgram,
     SharedStorage,
     Storage,
     TaskState,
     TaskStatus,
+    ask,
+    run,
 )
 from worker.engines.settings import EngineSettings
 

@@ -9,8 +9,7 @@ from itertools import pairwise
 
 from jobs.events import Event, JobCancelled, JobFailed, JobSubmitted, JobSucceeded
 from jobs.metrics import MetricRow
-from jobs.text.colours import GRID, INK, PAGE, PLOT
-from jobs.text.png import png
+from jobs.text.png import GRID, INK, PAGE, PLOT, png
 from jobs.text.units import format_figure
 from worker.sinks.base import DONE, Outcome, SinkJob
 

@@ -9,7 +9,7 @@ from pydantic import JsonValue
 
 from jobs.events import Event, JobSubmitted, level
 from jobs.metrics import MetricRow
-from jobs.text.printable import one_line
+from jobs.text.units import one_line
 from worker.sinks.base import DONE, Outcome, SinkJob
 
 LONGEST_TEXT = 500

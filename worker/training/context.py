@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 
 from jobs.disk.files import LineWriter
-from jobs.disk.metrics_file import truncate_metrics
-from jobs.disk.rundir import RunDir
+from jobs.disk.rundir import RunDir, truncate_metrics
 from jobs.events import ModelLoaded
 from jobs.plan import Plan
 from jobs.spec import JobSpec
@@ -35,11 +34,10 @@ from worker.training.optimizers.optimizer import Optimizer, make_optimizer
 from worker.training.pace import Pace
 from worker.training.ranks.ranks import Alone, Ranks
 from worker.training.run_length import RunLength, noted_correction, seconds_spent, stopwatch
+from worker.training.settings import StopSignal
 from worker.training.steps import order
-from worker.training.steps.mixture import mixture_of
-from worker.training.steps.order import StepOrder
+from worker.training.steps.order import StepOrder, mixture_of
 from worker.training.steps.randomness import init_seed, seed_step
-from worker.training.stop import StopSignal
 from worker.training.tasks.registry import task_of
 from worker.training.tasks.task import Task
 from worker.training.window import Meter

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from jobs.errors import NonFinite, OutOfMemory
-from jobs.evaluation_metrics import EvaluationMetric
+from jobs.evaluation_metrics import ConfusionMatrix, EvaluationMetric
 from jobs.events import Sample
-from jobs.labels import ConfusionMatrix
 from jobs.spec import BUILTIN_MODELS
 from jobs.verdict import Base, BaseDifference, ConfidenceInterval
 from worker.training import row_figures
@@ -26,9 +25,8 @@ from worker.training.dataset.evaluation_rows import evaluation_rows
 from worker.training.machine.out_of_memory import KINDS, MemoryShortage
 from worker.training.memory.recovery import Pass, others_left, release_memory
 from worker.training.optimizers.loss_scaling import BEYOND_FLOAT16
-from worker.training.planning.room import texts_together
-from worker.training.scores.intervals import difference, interval, score
-from worker.training.scores.statistics import Floats
+from worker.training.planning.budget import texts_together
+from worker.training.scores.statistics import Floats, difference, interval, score
 from worker.training.scores.texts import is_unspaced, text_statistics
 from worker.training.tasks.task import Limit, Measured
 from worker.training.tasks.widths import EVALUATED_TOGETHER

@@ -37,7 +37,7 @@ from worker.training.rows.origin import Head, find_source
 from worker.training.rows.sources import Source
 from worker.training.rows.text import Templates, template
 from worker.training.settings import TrainerSettings
-from worker.training.steps.mixture import mixture_of
+from worker.training.steps.order import mixture_of
 from worker.training.store import content_key, full_disk_named, make_once
 from worker.training.tasks.registry import task_of
 from worker.training.tasks.task import Config, Task

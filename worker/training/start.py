@@ -33,12 +33,11 @@ from worker.training.machine.out_of_memory import KINDS, is_of_host, is_out_of_m
 from worker.training.machine.process_monitor import OtherProcessesUse, ProcessMonitor
 from worker.training.models.model_store import check_files
 from worker.training.planning.alternatives import LIGHTER, Alternatives
-from worker.training.planning.budget import on_gpu
+from worker.training.planning.budget import HOST_RESERVE, on_gpu
+from worker.training.planning.ladder import Setting
 from worker.training.planning.memory_plan import fallbacks
-from worker.training.planning.prediction import Setting
-from worker.training.planning.room import HOST_RESERVE
+from worker.training.settings import StopSignal
 from worker.training.steps.shape import MicroBatchShape
-from worker.training.stop import StopSignal
 
 log = logging.getLogger("longhaul.trainer")
 

@@ -13,9 +13,8 @@ from jobs.attempt import TrainResult
 from jobs.disk.files import write_atomically
 from jobs.disk.rundir import RunDir
 from jobs.errors import RankLost, RankSilent, StageError
-from jobs.evaluation_metrics import EvaluationMetric, cost_of, is_better
+from jobs.evaluation_metrics import CONFUSION, EvaluationMetric, cost_of, is_better
 from jobs.events import EvaluationFinished, UpdateSkipped
-from jobs.labels import CONFUSION
 from jobs.plan import Plan
 from jobs.reasons import Reason
 from worker.training import start
@@ -37,8 +36,7 @@ from worker.training.ranks.leader import Leader
 from worker.training.ranks.ranks import Alone, Ranks
 from worker.training.readme import evaluations_of
 from worker.training.result import write_result
-from worker.training.settings import TrainerSettings
-from worker.training.stop import StopAsked, StopSignal
+from worker.training.settings import StopAsked, StopSignal, TrainerSettings
 from worker.training.window import ProgressLog, is_fragmented
 
 INTERRUPTED = 75

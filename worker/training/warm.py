@@ -43,7 +43,7 @@ MODULES = (
     "transformers.models.roberta.modeling_roberta",
     "transformers.models.t5.modeling_t5",
     "worker.training.adapters.registry",
-    "worker.training.dataset.manifest",
+    "worker.training.dataset.data",
     "worker.training.generation.serving",
     "worker.training.optimizers.adamw",
     "worker.training.planning.memory_plan",

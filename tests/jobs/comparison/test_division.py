@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.comparison.division import Factor, Product, divide
+from jobs.comparison.attribution import Factor, Product, divide
 
 AMOUNTS = st.floats(1e-3, 1e6)
 PAIRS = st.tuples(AMOUNTS, AMOUNTS)

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.comparison.settings import differing_settings, group_of, is_label, settings_of
+from jobs.comparison.facts import differing_settings, group_of, is_label, settings_of
 from jobs.spec import JobSpec, parse_spec
 from longhaul.jobfile import apply_changes
 

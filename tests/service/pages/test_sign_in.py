@@ -12,7 +12,7 @@ import requests
 from playwright.sync_api import Browser
 
 from jobs.events import JobPriorityChanged
-from jobs.process.keys import new_key
+from jobs.process.secrets import new_key
 from service.edge.keys import Keys
 from service.edge.sessions import CSRF_HEADER, LASTS_S, SECRET, Sessions, cookie_name
 from tests.service.pages.watched import WatchedPage

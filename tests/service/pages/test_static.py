@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from service.pages.static import ROOT, StaticFiles
+from service.pages.render import ROOT, StaticFiles
 from tests.service.running import Service
 
 MOST_BYTES = 120_000

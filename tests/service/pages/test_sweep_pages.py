@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, expect
 
 from jobs.disk.rundir import create
 from jobs.events import Fault
-from jobs.redis.new_jobs import submitted_of
+from jobs.redis.store import submitted_of
 from jobs.spec import parse_spec
 from jobs.sweeps.directory import find
 from jobs.sweeps.events import SweepEnded, TrialEnded, TrialPruned, TrialStarted

@@ -25,7 +25,7 @@ from tests.training.conftest import RISING, WORDS, MakeRun
 from tests.training.snippets import blocks, run_snippet
 from tests.training.workplace import Workplace, pairs
 from tests.training.workplace import of_rows as of_rows
-from worker.training import merge_check, train
+from worker.training import result, train
 from worker.training.adapters import merging
 from worker.training.adapters.lora import Lora
 from worker.training.context import TrainingContext
@@ -157,7 +157,7 @@ def test_a_merged_model_is_the_model_with_its_adapters(
     fused: bool,
     wide: torch.dtype,
 ) -> None:
-    monkeypatch.setattr(merge_check, "wide_dtype", lambda loaded: wide)
+    monkeypatch.setattr(result, "wide_dtype", lambda loaded: wide)
     run = make_run(method=LORA | settings | {"merge": True}, training=FAST, speed={"fused": fused})
     caplog.set_level("INFO", "longhaul.trainer")
     assert attempt(run) == 0

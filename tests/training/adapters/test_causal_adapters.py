@@ -17,8 +17,8 @@ from tests.training.tasks.causal.test_exactness import ROWS, gradients, plain
 from worker.training.adapters.lora import Lora
 from worker.training.dataset.data import Rows
 from worker.training.loop import accumulate
+from worker.training.tasks.causal.batches import CausalLimit
 from worker.training.tasks.causal.fused import configure
-from worker.training.tasks.causal.limits import CausalLimit
 
 rows, _norms_in_float64 = test_exactness.rows, test_exactness._norms_in_float64
 METHOD = Lora(LoraMethod(type="lora", rank=4))

@@ -25,15 +25,14 @@ from tests.training.tasks.classification.families import FAMILIES, LABELS, confi
 from tests.training.tasks.classification.test_exactness import PAD, ROWS, SEVERAL, SINGLE, gradients, plain
 from tests.training.tasks.classification.test_stages import NEW, job
 from tests.training.workplace import Workplace
-from worker.training.adapters.lora import Lora
-from worker.training.adapters.targets import targets_of
+from worker.training.adapters.lora import Lora, targets_of
 from worker.training.dataset.data import Rows
 from worker.training.loop import accumulate
 from worker.training.network.model import load
 from worker.training.tasks.classification import fused
+from worker.training.tasks.classification.batches import ClassLimit
+from worker.training.tasks.classification.fused import ClassLoss
 from worker.training.tasks.classification.layout import layout_of
-from worker.training.tasks.classification.limits import ClassLimit
-from worker.training.tasks.classification.loss import ClassLoss
 from worker.training.tasks.classification.task import Classification
 
 rows, several = test_exactness.rows, test_exactness.several

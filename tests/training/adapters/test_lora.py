@@ -17,12 +17,11 @@ from transformers import T5ForConditionalGeneration
 from jobs.errors import Rejected
 from jobs.spec import LoraMethod
 from tests.training.conftest import batches_of, tiny_model
-from worker.training.adapters.lora import Lora, adapter_parameters, check
+from worker.training.adapters.lora import Lora, adapter_parameters, check, targets_of
 from worker.training.adapters.method import BaseModel
-from worker.training.adapters.targets import targets_of
 from worker.training.dataset.data import PreparedDataset
 from worker.training.loop import accumulate
-from worker.training.tasks.dropout import set_dropout
+from worker.training.tasks.compiled import set_dropout
 from worker.training.tasks.layout import Layout
 from worker.training.tasks.seq2seq.fused import fuse
 from worker.training.tasks.seq2seq.layout import layout_of

@@ -11,8 +11,8 @@ from jobs.errors import Rejected
 from jobs.spec import LoraMethod
 from tests.training.conftest import tiny_model
 from tests.training.tasks.causal.families import model_of
-from worker.training.adapters import targets
-from worker.training.adapters.targets import shortened, targets_of
+from worker.training.adapters import lora
+from worker.training.adapters.lora import shortened, targets_of
 from worker.training.tasks.seq2seq.fused import fuse
 
 
@@ -93,7 +93,7 @@ def test_any_other_text_is_a_regular_expression_for_whole_names() -> None:
 def test_what_cannot_have_an_adapter_is_refused_by_name(
     settings: dict[str, Any], code: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(targets, "_LONGEST_S", 0.2)
+    monkeypatch.setattr(lora, "_LONGEST_S", 0.2)
     with pytest.raises(Rejected) as caught:
         targets_of(tiny_model(), method(**settings))
     assert caught.value.detail_code == code

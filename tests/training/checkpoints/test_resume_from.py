@@ -46,9 +46,9 @@ from worker.training.checkpoints.checkpoint import TrainState, verify
 from worker.training.checkpoints.source_job import SourceJob, check_settings
 from worker.training.checkpoints.tensorfile import write_bytes
 from worker.training.row_figures import file_of
-from worker.training.scores import intervals
+from worker.training.scores import statistics
 from worker.training.steps import order
-from worker.training.steps.safe_size import SafeSize
+from worker.training.steps.shape import SafeSize
 
 ROOT = Path(__file__).parents[3]
 SETTINGS: dict[str, Any] = {
@@ -230,7 +230,7 @@ def test_other_settings_count_from_that_step_on(place: StagesWorkplace) -> None:
 
 
 def test_a_finished_job_is_given_more_epochs(place: StagesWorkplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intervals, "LEAST_ROWS", 2)
+    monkeypatch.setattr(statistics, "LEAST_ROWS", 2)
     source = place.job()
     place.prepare(source)
     assert attempt(source) == 0

@@ -18,7 +18,7 @@ from tests.training.attempts import attempt, checkpoints, facts, same_tensors
 from tests.training.conftest import MakeRun
 from tests.training.killed_saves import killed_saves
 from worker.training import window
-from worker.training.adapters.full import weights_of
+from worker.training.adapters.method import weights_of
 from worker.training.checkpoints import saving
 from worker.training.checkpoints.checkpoint import FILES, TrainState, verify
 from worker.training.checkpoints.saving import Saver

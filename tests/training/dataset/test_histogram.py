@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from jobs.text.png import png
-from worker.training.dataset import histogram
+from worker.training.dataset import report
 from worker.training.dataset.report import Lengths
 
 SHORT = np.arange(5, 14, dtype=np.int32)
@@ -26,8 +26,8 @@ def shown(monkeypatch: pytest.MonkeyPatch, lengths: Mapping[str, Lengths]) -> li
         drawn.append(figure)
         return png(figure)
 
-    monkeypatch.setattr(histogram, "png", noted)
-    picture = Image.open(io.BytesIO(histogram.draw(lengths)))
+    monkeypatch.setattr(report, "png", noted)
+    picture = Image.open(io.BytesIO(report.draw(lengths)))
     assert picture.size == (1000, 420)
     assert picture.mode == "RGBA" and picture.getchannel("A").getpixel((2, 2)) == 0, "the page shows through"
     return drawn[0].axes

@@ -217,7 +217,7 @@ def wait_for(look: Callable[[], Any], process: subprocess.Popen[bytes], run: Run
 
 def test_a_worker_imports_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys, worker.training.dataset.pool, worker.training.dataset.encoding, tokenizers;"
+        "import sys, worker.training.dataset.assembly, worker.training.dataset.encoding, tokenizers;"
         "print({'torch', 'transformers', 'matplotlib', 'pyarrow'} & set(sys.modules))"
     )
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout

@@ -9,7 +9,7 @@ from jobs.evaluation_metrics import EvaluationMetric
 from tests.training.dataset.test_words import ODD, recipe_texts
 from worker.training.dataset.tokens import Encoder, TokenizerState
 from worker.training.rows.text import Texts
-from worker.training.scores.intervals import score
+from worker.training.scores.statistics import score
 from worker.training.scores.texts import text_statistics
 from worker.training.tasks.seq2seq.builtin import learn_tokenizer
 from worker.training.tasks.seq2seq.rows import PairEncoder

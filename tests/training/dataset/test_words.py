@@ -14,9 +14,9 @@ import pytest
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
 from tests.training.workplace import EXAMPLES, SHARED_DATA
-from worker.training.dataset import words
+from worker.training.dataset import tokens
 from worker.training.dataset.conversion import add_line_break
-from worker.training.dataset.words import WordTokens
+from worker.training.dataset.tokens import WordTokens
 from worker.training.tasks.seq2seq.builtin import learn_tokenizer
 
 ODD = [
@@ -59,7 +59,7 @@ def test_the_built_in_tokenizer(learned: Tokenizer, line_breaks: bool) -> None:
 
 
 def test_when_memory_is_full_it_begins_anew(learned: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words, "_REMEMBERED_BYTES", 2000)
+    monkeypatch.setattr(tokens, "_REMEMBERED_BYTES", 2000)
     assert differences(learned, recipe_texts()[:300]) == []
     memory = WordTokens.of(learned, np.dtype("<u2"))
     assert memory is not None
@@ -74,7 +74,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
-from worker.training.dataset.words import WordTokens
+from worker.training.dataset.tokens import WordTokens
 memory = WordTokens.of(Tokenizer.from_str(sys.stdin.read()), np.dtype("<u2"))
 def peak():
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
@@ -93,7 +93,7 @@ def test_the_tokenizer_remembers_no_words_besides(learned: Tokenizer) -> None:
 
 
 def test_long_words_take_no_more_memory(learned: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words, "_REMEMBERED_BYTES", 1 << 20)
+    monkeypatch.setattr(tokens, "_REMEMBERED_BYTES", 1 << 20)
     memory = WordTokens.of(learned, np.dtype("<u2"))
     assert memory is not None
     for length in (1000, 5000):

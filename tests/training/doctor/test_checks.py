@@ -15,7 +15,7 @@ import torch
 from jobs.events import CheckpointSaved
 from worker.training.doctor import exactness, machine, training
 from worker.training.doctor.exactness import GradientComparison, GradientError, compare
-from worker.training.doctor.groups import Examination
+from worker.training.doctor.finding import Examination
 from worker.training.doctor.measured_steps import Steps
 from worker.training.machine.nvml import GpuMemory, GpuUse
 from worker.training.tasks.seq2seq.fused import FusedT5LayerNorm

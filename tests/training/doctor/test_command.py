@@ -26,10 +26,9 @@ from tests.support.samples import checked, prepared
 from tests.training.conftest import tiny_spec
 from worker.training.__main__ import main as trainer
 from worker.training.doctor import command, machine
-from worker.training.doctor.finding import Finding, judge, skip
-from worker.training.doctor.groups import GROUPS, Check, Examination, run_group
+from worker.training.doctor.finding import GROUPS, Check, Examination, Finding, judge, run_group, skip
 from worker.training.doctor.report import make_report
-from worker.training.machine.locks import gpu_lock, try_lock
+from worker.training.machine.usage import gpu_lock, try_lock
 from worker.training.settings import from_environment
 
 GPU = "GPU-51a00000-0000-4000-8000-000000000001"
@@ -193,9 +192,9 @@ def test_a_device_that_there_is_not_is_refused_in_a_sentence(tmp_path: Path) -> 
 
 def test_a_signal_before_the_trainers_process_is_ready_leaves_no_traceback() -> None:
     program = (
-        "import os, signal, worker.doctor\n"
-        "worker.doctor.run_child = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
-        "raise SystemExit(worker.doctor.examine([], {'LONGHAUL_DEVICE': 'cpu'}))\n"
+        "import os, signal, worker.main\n"
+        "worker.main.run_child = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
+        "raise SystemExit(worker.main.examine([], {'LONGHAUL_DEVICE': 'cpu'}))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "doctor: stopped; nothing is kept\n")

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from tests.support.stack import ROOT
-from worker.training.kernels.bf16_matmul import use_fp32_where_bf16_is_slow
+from worker.training.machine.numerics import use_fp32_where_bf16_is_slow
 
 PROGRAM = """
 import torch
-from worker.training.kernels.bf16_matmul import use_fp32_where_bf16_is_slow
+from worker.training.machine.numerics import use_fp32_where_bf16_is_slow
 
 
 def products(a, b, c):

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from worker.training.kernels.gated_silu import gated_silu
+from worker.training.kernels.rms_norm import gated_silu
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from jobs.reasons import Reason
-from worker.training.machine import cpu_limit
+from worker.training.machine import host
 
 # Lists that hold each other twice, 60 deep: to compare two of them is one instruction of Python's, without an end.
 _ENDLESS = """
@@ -42,20 +42,20 @@ def test_what_never_comes_back_to_python_is_ended_by_the_kernel(
 ) -> None:
     ended = subprocess.run([sys.executable, "-c", _ENDLESS + code], timeout=60).returncode
     assert ended == -by
-    limit = cpu_limit.ended_by_limit(ended, check=True)
+    limit = host.ended_by_limit(ended, check=True)
     assert limit is not None and (limit.detail_code, str(limit)) == said
     assert limit.reason is Reason.REJECTED, "nothing is tried again"
 
 
 def test_a_limit_that_was_kept_leaves_nothing_behind() -> None:
-    with cpu_limit.cpu_limit(60, or_killed=True):
+    with host.cpu_limit(60, or_killed=True):
         pass
     assert signal.getitimer(signal.ITIMER_PROF) == signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
-    assert cpu_limit.ended_by_limit(-signal.SIGKILL) is cpu_limit.ended_by_limit(1) is None
-    assert cpu_limit.ended_by_limit(-signal.SIGXCPU) is None, "that is a limit of the machine"
+    assert host.ended_by_limit(-signal.SIGKILL) is host.ended_by_limit(1) is None
+    assert host.ended_by_limit(-signal.SIGXCPU) is None, "that is a limit of the machine"
 
 
 def test_a_limit_of_the_process_leaves_no_core() -> None:
-    code = "from worker.training.machine.cpu_limit import limit_process as limit; limit(9); import resource as r; "
+    code = "from worker.training.machine.host import limit_process as limit; limit(9); import resource as r; "
     shown = subprocess.check_output([sys.executable, "-c", code + "print(r.getrlimit(r.RLIMIT_CORE)[0])"], text=True)
     assert shown == "0\n"

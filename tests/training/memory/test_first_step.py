@@ -22,9 +22,9 @@ from worker.training.loop import steps
 from worker.training.memory import first_step
 from worker.training.memory.first_step import compare, correct, predict, report
 from worker.training.optimizers.adamw import AdamW
-from worker.training.planning.prediction import Setting
+from worker.training.planning.ladder import Setting
 from worker.training.steps.shape import MicroBatchShape
-from worker.training.tasks.seq2seq.limits import PairLimit
+from worker.training.tasks.seq2seq.batches import PairLimit
 
 
 class Recorded(FakeAlternatives):

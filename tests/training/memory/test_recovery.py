@@ -35,13 +35,11 @@ from worker.training.machine import out_of_memory
 from worker.training.machine.out_of_memory import Figures, MemoryShortage
 from worker.training.machine.process_monitor import OtherProcessesUse
 from worker.training.machine.usage import Cache
-from worker.training.memory import oom_reports, recovery, remedy
-from worker.training.memory.oom_reports import MOST_FOLDERS, OomReports
+from worker.training.memory import recovery
+from worker.training.memory.recovery import MOST_FOLDERS, OomReports
 from worker.training.steps.order import StepOrder
-from worker.training.steps.result import StepResult
-from worker.training.steps.safe_size import SafeSize
-from worker.training.tasks.seq2seq.batches import PairBatch
-from worker.training.tasks.seq2seq.limits import PairLimit
+from worker.training.steps.shape import SafeSize, StepResult
+from worker.training.tasks.seq2seq.batches import PairBatch, PairLimit
 
 SHORT, LONG = "input ≤ 64, target ≤ 64", "input ≤ 128, target ≤ 64"
 ROWS, BATCH, EPOCHS = 24, 8, 3
@@ -425,7 +423,7 @@ def test_a_prediction_that_fails_at_the_floor_hides_nothing(
     def failing(*arguments: Any) -> int:
         raise RuntimeError("no such model")
 
-    monkeypatch.setattr(remedy, "_got", failing)
+    monkeypatch.setattr(recovery, "_got", failing)
     gpu.allowed = {LONG: 0}
     error = ends(rows, noting, plan_memory=memory_plan(candidate(0, 15.0)))
     assert "at micro-batch 1, one row of" in str(error) and "memory.activation_checkpointing: 1" in str(error.hint)
@@ -574,7 +572,7 @@ def test_of_a_gpu_the_allocators_own_report_is_kept(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: snapshot)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "RTX")
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06\nGCC version: 12\n")
-    monkeypatch.setattr(oom_reports, "DRIVER", tmp_path / "version")
+    monkeypatch.setattr(recovery, "DRIVER", tmp_path / "version")
     error, device = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), torch.device("cuda")
     assert (plain := MemoryShortage.of(error, device)) is not None and plain.snapshot is None
     shortage = MemoryShortage.of(error, device, details=True)

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from jobs.errors import Rejected
 from tests.training.attempts import same_tensors
 from worker.training.journal import Journal
+from worker.training.models.model_files import read_pickle
 from worker.training.models.model_store import convert
-from worker.training.models.pickles import read_pickle
 from worker.training.tasks.seq2seq.task import Seq2Seq
 
 

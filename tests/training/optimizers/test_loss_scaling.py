@@ -27,9 +27,9 @@ from worker.training.loop import accumulate, steps
 from worker.training.optimizers import loss_scaling
 from worker.training.optimizers.adamw import AdamW
 from worker.training.optimizers.loss_scaling import FIRST_SCALE, LossScaling
-from worker.training.steps.result import ScaledStep, StepResult
+from worker.training.steps.shape import ScaledStep, StepResult
+from worker.training.tasks.causal.batches import CausalLimit
 from worker.training.tasks.causal.fused import configure
-from worker.training.tasks.causal.limits import CausalLimit
 
 rows, _norms_in_float64 = test_exactness.rows, test_exactness._norms_in_float64
 LOSS = torch.tensor(1.0)

@@ -9,7 +9,7 @@ from transformers.optimization import Adafactor as Reference
 
 from worker.training.optimizers import adafactor
 from worker.training.optimizers.adafactor import Adafactor
-from worker.training.optimizers.rounding import round_stochastically
+from worker.training.optimizers.gradients import round_stochastically
 from worker.training.planning.tracker import Tracker
 
 LOSS = torch.tensor(1.0)

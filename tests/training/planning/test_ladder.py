@@ -9,9 +9,17 @@ from jobs.measured import MeasuredGpu
 from jobs.memory_plan import Candidate
 from jobs.text.units import GIB
 from tests.training.conftest import XL
-from worker.training.planning.ladder import RECOMPUTE, WORTH, Fixed, Ladder, choice
-from worker.training.planning.prediction import ModelSize, Prediction, Setting
-from worker.training.planning.row_time import RowTime
+from worker.training.planning.ladder import (
+    RECOMPUTE,
+    WORTH,
+    Fixed,
+    Ladder,
+    ModelSize,
+    Prediction,
+    RowTime,
+    Setting,
+    choice,
+)
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.seq2seq.task import Seq2Seq
 

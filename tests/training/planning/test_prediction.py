@@ -14,13 +14,12 @@ from benchmarks.memory_prediction import CLASSIFIER, LABELS, Configuration, meas
 from jobs.errors import Rejected
 from jobs.memory_plan import OptimizerName
 from jobs.spec import LoraMethod, TrainingSpec
-from worker.training.adapters.full import Full
 from worker.training.adapters.lora import Lora
-from worker.training.adapters.method import Method
-from worker.training.doctor.random_t5 import SHAPES
-from worker.training.kernels.bf16_matmul import use_fp32_where_bf16_is_slow
+from worker.training.adapters.method import Full, Method
+from worker.training.doctor.small_t5 import SHAPES
+from worker.training.machine.numerics import use_fp32_where_bf16_is_slow
 from worker.training.machine.usage import process_bytes
-from worker.training.planning.prediction import Prediction, Setting
+from worker.training.planning.ladder import Prediction, Setting
 from worker.training.planning.predictor import Predictor
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.causal.task import Causal

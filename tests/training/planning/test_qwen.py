@@ -18,7 +18,7 @@ from jobs.spec import TrainingSpec
 from jobs.text.units import GIB, MIB
 from tests.training.hub_server import NAME, Hub, running_hub
 from tests.training.workplace import EXAMPLES, Workplace
-from worker.training.planning.prediction import Setting
+from worker.training.planning.ladder import Setting
 from worker.training.planning.predictor import Predictor
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.causal import builtin

@@ -27,16 +27,15 @@ from tests.training.workplace import SHARED_DATA, Workplace, pairs
 from worker.training.dataset.data import PreparedDataset
 from worker.training.models.model_files import read_config
 from worker.training.planning import tracker as counted
+from worker.training.planning.budget import texts_together
 from worker.training.planning.kernels import inside_cpu
-from worker.training.planning.room import texts_together
 from worker.training.planning.time_plan import RowLengths, with_time
 from worker.training.planning.tracker import Tracker
 from worker.training.settings import TrainerSettings, from_environment
 from worker.training.tasks.causal.layout import layout_of as layout_of_causal
 from worker.training.tasks.seq2seq import builtin
-from worker.training.tasks.seq2seq.flops import PairFlops
 from worker.training.tasks.seq2seq.fused import fuse
-from worker.training.tasks.seq2seq.layout import layout_of
+from worker.training.tasks.seq2seq.layout import PairFlops, layout_of
 from worker.training.tasks.seq2seq.task import Seq2Seq
 
 H200 = GpuFacts("NVIDIA H200", 143_771 * 2**20)

@@ -11,10 +11,9 @@ import pytest
 
 from jobs.spec import LoraMethod, TrainingSpec
 from worker.training.adapters.lora import Lora
-from worker.training.planning import trace_cache
-from worker.training.planning.prediction import Prediction, Setting
-from worker.training.planning.predictor import Predictor
-from worker.training.planning.trace_cache import TraceCache
+from worker.training.planning import predictor
+from worker.training.planning.ladder import Prediction, Setting
+from worker.training.planning.predictor import Predictor, TraceCache
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.seq2seq.task import Seq2Seq
 
@@ -97,7 +96,7 @@ def test_rates_that_count_as_one_need_the_same() -> None:
 
 @pytest.mark.usefixtures("first")
 def test_other_code_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_cache, "code", lambda: ["another version"])
+    monkeypatch.setattr(predictor, "code", lambda: ["another version"])
     assert asked(tmp_path)[0] > 0
 
 
@@ -126,7 +125,7 @@ def test_a_folder_that_cannot_be_written_costs_time_only(tmp_path: Path) -> None
 
 
 def test_the_files_not_used_for_longest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_cache, "MOST_FILES", 2)
+    monkeypatch.setattr(predictor, "MOST_FILES", 2)
 
     def ask(number: int) -> bool:
         """Whether it was known."""

@@ -20,8 +20,7 @@ from worker.training.dataset.inspection import survey
 from worker.training.rows.chat import Turn
 from worker.training.rows.companions import companions_of, unread_columns, values_of
 from worker.training.rows.origin import find_head
-from worker.training.rows.row import Defect
-from worker.training.rows.row_counts import RowCounts
+from worker.training.rows.row import Defect, RowCounts
 from worker.training.rows.text import RowReader, Texts, template
 from worker.training.tasks.registry import task_of
 

@@ -23,7 +23,7 @@ from worker.training.dataset import inspection
 from worker.training.hub_calls import HubRequest
 from worker.training.rows import hub_data as hub_data_module
 from worker.training.rows import origin
-from worker.training.rows.hub_splits import Listing, files_of_split
+from worker.training.rows.hub_data import Listing, files_of_split
 
 NAME = "cooks/recipes"
 

@@ -10,9 +10,8 @@ import pytest
 from benchmarks.evaluation import coverage
 from jobs.evaluation_metrics import EvaluationMetric
 from jobs.verdict import LEAST_ROWS
-from worker.training.scores import intervals
-from worker.training.scores.intervals import SAMPLES, difference, interval, score
-from worker.training.scores.statistics import LabelF1, Sums
+from worker.training.scores import statistics
+from worker.training.scores.statistics import SAMPLES, LabelF1, Sums, difference, interval, score
 
 M = EvaluationMetric
 
@@ -80,8 +79,8 @@ def test_a_figure_that_all_rows_have_alike_has_none() -> None:
 
 
 def test_draws_in_pieces_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intervals, "_NUMBERS", 7 * 30)
-    drawn = np.concatenate(list(intervals._draws(30)))
+    monkeypatch.setattr(statistics, "_NUMBERS", 7 * 30)
+    drawn = np.concatenate(list(statistics._draws(30)))
     assert drawn.shape == (SAMPLES, 30) and (drawn.sum(1) == 30).all()
 
 

@@ -11,7 +11,7 @@ from rouge_score.rouge_scorer import RougeScorer
 from rouge_score.tokenizers import DefaultTokenizer
 
 from jobs.evaluation_metrics import EvaluationMetric, metrics_of
-from worker.training.scores.intervals import score
+from worker.training.scores.statistics import score
 from worker.training.scores.texts import is_unspaced, text_statistics, words_of
 
 M = EvaluationMetric

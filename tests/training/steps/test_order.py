@@ -10,8 +10,7 @@ import pytest
 
 from tests.support.samples import dataset_summary
 from worker.training.dataset.data import Int64, PreparedDataset, Rows, Writer
-from worker.training.steps.mixture import Mixture
-from worker.training.steps.order import POOL_ROWS, StepOrder, rounded
+from worker.training.steps.order import POOL_ROWS, Mixture, StepOrder, rounded
 from worker.training.tasks.widths import PairWidths
 
 MakeRows = Callable[..., Rows]

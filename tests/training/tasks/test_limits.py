@@ -11,10 +11,9 @@ import pytest
 from tests.support.samples import dataset_summary
 from worker.training.dataset.data import Int64, PreparedDataset, Rows, Writer
 from worker.training.steps.order import StepOrder
-from worker.training.steps.safe_size import SafeSize
-from worker.training.steps.shape import MicroBatchShape, bucket_of
+from worker.training.steps.shape import MicroBatchShape, SafeSize, bucket_of
 from worker.training.tasks.limits import cut, widths
-from worker.training.tasks.seq2seq.limits import PairLimit
+from worker.training.tasks.seq2seq.batches import PairLimit
 from worker.training.tasks.widths import PairWidths
 
 SHORT, LONG = "input ≤ 64, target ≤ 64", "input ≤ 256, target ≤ 512"

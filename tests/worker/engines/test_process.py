@@ -149,7 +149,7 @@ def test_the_silence_of_a_node_that_cannot_be_heard_says_nothing(
 ) -> None:
     """Its bucket is away; then it is back, and the node has said nothing."""
     monkeypatch.setattr("worker.trainer.SLOW_SILENCE_S", -1.0)
-    monkeypatch.setattr("worker.engines.node_line.DEAF_S", 0.0)
+    monkeypatch.setattr("worker.engines.handover.DEAF_S", 0.0)
     away = threading.Event()
 
     def pull(_storage: SharedStorage, _run: Path) -> bool:
@@ -164,7 +164,7 @@ def test_the_silence_of_a_node_that_cannot_be_heard_says_nothing(
     until(lambda: process._node.report is not None)
     trainer.read_lines()
     assert not trainer.stalled, "it is not heard"
-    monkeypatch.setattr("worker.engines.node_line.DEAF_S", 1000.0)
+    monkeypatch.setattr("worker.engines.handover.DEAF_S", 1000.0)
     away.clear()
     until(lambda: trainer.stalled)
     box.tell("code", "0")

@@ -45,8 +45,7 @@ from worker.sinks.base import DONE, Disabled, Later, Outcome, SinkJob, SinkSweep
 from worker.sinks.curve import FILE_NAME, draw_job
 from worker.sinks.discord import embeds, sweeps
 from worker.sinks.discord.edited_message import DAY_S, EditedMessage, MessageNotes, Picture
-from worker.sinks.discord.limits import FILE_BYTES, Payload
-from worker.sinks.discord.options import DiscordOptions
+from worker.sinks.discord.limits import FILE_BYTES, DiscordOptions, Payload
 from worker.sinks.discord.webhook import Webhook, WebhookRejected
 from worker.sinks.wording import sentence
 

@@ -15,10 +15,8 @@ from jobs.sweeps.spec import SweepSpec
 from jobs.text.units import format_share
 from worker.sinks.base import DONE, Later, Outcome, SinkSweep
 from worker.sinks.discord.edited_message import EditedMessage, MessageNotes
-from worker.sinks.discord.embeds import BAD, GOOD, QUIET, RUNNING, time_text
-from worker.sinks.discord.fields import fault_fields, field
-from worker.sinks.discord.limits import Embed, EmbedField, Payload, cut, fit
-from worker.sinks.discord.options import DiscordOptions
+from worker.sinks.discord.embeds import BAD, GOOD, QUIET, RUNNING, fault_fields, field, time_text
+from worker.sinks.discord.limits import DiscordOptions, Embed, EmbedField, Payload, cut, fit
 from worker.sinks.discord.webhook import Webhook
 from worker.sinks.wording import bar, code, sentence
 

@@ -6,28 +6,245 @@ peft puts its layers into the model in place: nothing wraps the model, no weight
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+import json
+import logging
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from jobs.errors import Rejected
-from jobs.spec import LoraMethod
-from worker.training.adapters.flops import AdapterFlops
-from worker.training.adapters.full import dtype_name
+from jobs.spec import ALL_LINEAR, LoraMethod
 from worker.training.adapters.merging import Merged, adapted_layers
-from worker.training.adapters.method import BaseModel, Method
-from worker.training.adapters.targets import shortened, targets_of
+from worker.training.adapters.method import BaseModel, Method, dtype_name
+from worker.training.machine.host import Endless, cpu_limit
 from worker.training.models.layout import reject_tensors
 from worker.training.models.model_files import CONFIG
+from worker.training.steps.shape import Lengths
 from worker.training.tasks.layout import Layout, within
 from worker.training.tasks.task import Config, Flops
 
 if TYPE_CHECKING:
     from peft import LoraConfig
+
+# -- flops -------------------------------------------------------------------------------------------------------------
+# FLOPs of training adapters beside a model that stays as it is.
+#
+# Going back, no gradient of the model's own weights is computed: of the three products of a layer (forward, gradient
+# of its input, gradient of its weight) two are left. An adapter has all three. Its weights are taken to meet as many
+# tokens as the model's do on average. The second product in the backward pass of attention is not counted, a small
+# part.
+
+
+@dataclass(frozen=True)
+class AdapterFlops:
+    """`Flops` of a model with adapters that have `share` times as many weights as it."""
+
+    model: Flops
+    share: float
+
+    def rows(self, input_lengths: Lengths, target_lengths: Lengths) -> float:
+        """Forward and backward."""
+        return (2.0 + 3.0 * self.share) * self.model.forward(input_lengths, target_lengths)
+
+    def forward(self, input_lengths: Lengths, target_lengths: Lengths) -> float:
+        """One forward pass."""
+        return (1.0 + self.share) * self.model.forward(input_lengths, target_lengths)
+
+
+# -- targets -----------------------------------------------------------------------------------------------------------
+# Which linear layers get an adapter; what cannot have one is refused by name.
+
+log = logging.getLogger("longhaul.trainer")
+_TARGETS = "method.targets"
+_LONGEST_S = 10.0
+"""Processor time to compare a pattern with all names; a sound one takes less than a millisecond."""
+
+
+def targets_of(model: nn.Module, method: LoraMethod, head_modules: Collection[str] = ()) -> list[str]:
+    """Names of the modules, in the order of the model. `head_modules`: those that are trained whole.
+
+    Raises Rejected: `no_such_target`, `endless_pattern`, `target_not_linear`, `target_is_head`, `rank_too_large`.
+    """
+    modules = {name: module for name, module in model.named_modules() if name}
+    output = _output_of(model)
+    whole = {name for name in modules if within(name, head_modules)}
+    head = whole | {name for name, module in modules.items() if module is output}
+    if method.targets == ALL_LINEAR:
+        found = _all_linear(modules, head)
+    else:
+        named = _matching(modules, method.targets, _endings(modules, head))
+        found = [name for name in named if name not in whole]
+        if not found:
+            raise _refused("target_is_head", f"{_some(named)}: the head is trained whole", "name layers of the encoder")
+    others = [f"{name} ({type(modules[name]).__name__})" for name in found if not isinstance(modules[name], nn.Linear)]
+    if others:
+        endings = _endings(modules, head)
+        raise _refused(
+            "target_not_linear",
+            f"{_some(others)}: adapters are for linear layers",
+            f"name layers such as {_some(endings)}" if endings else "train the model with method: full",
+        )
+    if any(name in head for name in found):
+        raise _refused("target_is_head", "the output head gets no adapter", "leave it out")
+    _check_rank(modules, found, method.rank)
+    return found
+
+
+def _all_linear(modules: Mapping[str, nn.Module], head: Collection[str]) -> list[str]:
+    """Every linear layer but the head and gates of width 1; the log says which matrices are left out, if any are."""
+    linear = {name: each for name, each in modules.items() if isinstance(each, nn.Linear) and name not in head}
+    found = [name for name, layer in linear.items() if min(layer.in_features, layer.out_features) > 1]
+    matrices = {
+        f"{name}.{key}".removesuffix(".weight"): parameter.numel()
+        for name, module in modules.items()
+        if name not in head and not isinstance(module, nn.Embedding)
+        for key, parameter in module.named_parameters(recurse=False)
+        if parameter.ndim > 1
+    }
+    left_out = [name for name in matrices if name not in found]
+    if not found:
+        others = sorted({type(modules[name]).__name__ for name in left_out if name in modules})
+        raise _refused(
+            "no_such_target",
+            f"the model has no linear layer but its head{f'; its matrices are in {_some(others)}' if others else ''}",
+            "train it with method: full",
+        )
+    if left_out:
+        log.info(
+            "targets %s: adapters for %.1f %% of the numbers in matrices; none for %d that are gates of width 1 or in "
+            "no linear layer: %s",
+            ALL_LINEAR,
+            100 * sum(matrices[name] for name in found) / sum(matrices.values()),
+            len(left_out),
+            _some(left_out),
+        )
+    return found
+
+
+def shortened(model: nn.Module, targets: Collection[str]) -> list[str]:
+    """The fewest endings of names that stand for these modules and no other, as peft reads a list of targets."""
+    names = [name for name, _ in model.named_modules() if name]
+    wanted = set(targets)
+    by_ending: dict[str, set[str]] = {}
+    for name in names:
+        by_ending.setdefault(name.rpartition(".")[2], set()).add(name)
+    short: set[str] = set()
+    for name in targets:
+        ending = name.rpartition(".")[2]
+        short.add(ending if by_ending[ending] <= wanted else name)
+    return sorted(short)
+
+
+def _matching(names: Collection[str], targets: str | list[str], endings: list[str]) -> list[str]:
+    if isinstance(targets, str):
+        try:
+            with cpu_limit(_LONGEST_S):
+                found = [name for name in names if re.fullmatch(targets, name)]
+        except Endless as error:
+            raise _refused(
+                "endless_pattern",
+                f"{targets!r} is a regular expression that takes too long to compare with the names: {error}",
+                "avoid a repetition inside of another, such as (a+)+; or write a list of the endings of names",
+            ) from None
+        if not found:
+            raise _refused(
+                "no_such_target",
+                f"no module of the model has a whole name like {targets!r}",
+                f"the text is a regular expression; for the endings of names write a list: {json.dumps([targets])}",
+            )
+        return found
+    for each in targets:
+        if not any(_ends(name, each) for name in names):
+            near = get_close_matches(each, endings, 1)
+            raise _refused(
+                "no_such_target",
+                f"no module of the model has a name that ends in {each!r}",
+                f"{f'did you mean {near[0]!r}? ' if near else ''}its linear layers are {', '.join(endings)}",
+            )
+    return [name for name in names if any(_ends(name, each) for each in targets)]
+
+
+def _ends(name: str, ending: str) -> bool:
+    return name == ending or name.endswith(f".{ending}")
+
+
+def _check_rank(modules: dict[str, nn.Module], targets: Iterable[str], rank: int) -> None:
+    small = []
+    for name in targets:
+        layer = modules[name]
+        assert isinstance(layer, nn.Linear), "others are refused before"
+        if rank > min(layer.in_features, layer.out_features):
+            small.append(f"{name} ({layer.out_features} × {layer.in_features})")
+    if small:
+        raise Rejected(
+            f"method.rank is {rank}, and {len(small)} of the layers have a smaller side: {_some(small)}",
+            code="rank_too_large",
+            param="method.rank",
+            hint="an adapter of that rank is larger than what it adapts: lower the rank, or leave those layers out of "
+            "method.targets",
+        )
+
+
+def _output_of(model: nn.Module) -> nn.Module | None:
+    """The output head, as transformers knows it."""
+    found = getattr(model, "get_output_embeddings", lambda: None)()
+    return found if isinstance(found, nn.Module) else None
+
+
+def _endings(modules: Mapping[str, nn.Module], head: Collection[str]) -> list[str]:
+    """Of the linear layers that may have an adapter."""
+    linear = (name for name, module in modules.items() if isinstance(module, nn.Linear) and name not in head)
+    return list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+
+
+def _some(names: Collection[str]) -> str:
+    shown = list(names)
+    return ", ".join(shown[:5]) + (", …" if len(shown) > 5 else "")
+
+
+def _refused(code: str, message: str, hint: str) -> Rejected:
+    return Rejected(f"{_TARGETS}: {message}", code=code, param=_TARGETS, hint=hint)
+
+
+# -- wide --------------------------------------------------------------------------------------------------------------
+# A model computed in wide numbers as it lies in memory, without a copy: each weight is widened where it is used.
+
+
+class Widened(TorchFunctionMode):
+    """Inside, functions get `wide` in place of floats with fewer bits, tensors and dtypes alike.
+
+    What a function would change in place must be wide already: of a narrow tensor it would change a copy. So this is
+    for forward passes alone, in which activations are wide from the embedding on and no weight is changed.
+    """
+
+    def __init__(self, wide: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = wide
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The function, on wide numbers."""
+        if func is torch.Tensor.float:
+            func, args = torch.Tensor.to, (*args[:1], self._dtype)
+        return func(*tree_map(self._wide, args), **tree_map(self._wide, kwargs or {}))
+
+    def _wide(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(self._dtype) if self._narrow(value.dtype) else value
+        return self._dtype if isinstance(value, torch.dtype) and self._narrow(value) else value
+
+    def _narrow(self, dtype: torch.dtype) -> bool:
+        return dtype.is_floating_point and dtype.itemsize < self._dtype.itemsize
+
+
+# -- lora --------------------------------------------------------------------------------------------------------------
 
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."

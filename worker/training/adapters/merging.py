@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from worker.training.adapters.full import Full, weights_of
+from worker.training.adapters.method import Full, weights_of
 
 _BASE = ".base_layer"
 

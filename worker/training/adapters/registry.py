@@ -6,9 +6,8 @@ import torch
 
 from jobs.memory_plan import DType
 from jobs.spec import FullMethod, JobSpec
-from worker.training.adapters.full import Full
 from worker.training.adapters.lora import Lora
-from worker.training.adapters.method import Method
+from worker.training.adapters.method import Full, Method
 
 
 def method_of(spec: JobSpec, dtype: DType) -> Method:

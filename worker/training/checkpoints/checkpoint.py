@@ -35,7 +35,7 @@ from worker.training.rows.sources import fingerprint
 from worker.training.steps import order
 from worker.training.steps.learning_rate import Correction
 from worker.training.steps.randomness import restore_rng
-from worker.training.steps.safe_size import SafeSize
+from worker.training.steps.shape import SafeSize
 from worker.training.window import Window
 
 WEIGHTS = SINGLE

@@ -39,8 +39,7 @@ from worker.training.checkpoints.checkpoint import (
 )
 from worker.training.checkpoints.pruning import REPLACED, move_away, prune
 from worker.training.checkpoints.tensorfile import WriteProgress, write_bytes, write_tensors
-from worker.training.fence import unfenced
-from worker.training.journal import Journal
+from worker.training.journal import Journal, unfenced
 from worker.training.machine.host import host_memory
 from worker.training.optimizers.optimizer import Optimizer
 from worker.training.steps.randomness import rng_states

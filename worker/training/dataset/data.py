@@ -22,12 +22,38 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from jobs.dataset_report import DatasetSummary
 from jobs.errors import BadData
+from jobs.frozen import Frozen
 from worker.training.rows.sources import fingerprint
 
-if TYPE_CHECKING:  # the GPU benchmarks run where there is no pydantic
+if TYPE_CHECKING:
     from jobs.dataset_report import DatasetSummary
-    from worker.training.dataset.manifest import Manifest
+
+# -- manifest ----------------------------------------------------------------------------------------------------------
+# What lies in the folder of a prepared dataset: `manifest.json`, written last.
+
+
+class PreparedFile(Frozen):
+    """One file of the folder."""
+
+    bytes: int
+    sha256: str
+
+
+class Manifest(Frozen):
+    """manifest.json, written last."""
+
+    format: int
+    dtype: str
+    """Of a token, as numpy writes it."""
+    report: DatasetSummary
+    ends: tuple[int, ...] = ()
+    """Rows kept up to the end of each source. Earlier versions did not say."""
+    files: dict[str, PreparedFile]
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
 
 FORMAT = 10
 """Goes up whenever the same rows would be prepared differently."""
@@ -136,8 +162,6 @@ class PreparedDataset:
         """
         from pydantic import ValidationError
 
-        from worker.training.dataset.manifest import Manifest
-
         try:
             manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
             wrong = [
@@ -226,7 +250,6 @@ class Writer:
         for part in PARTS:
             parts[part].astype("<i8").tofile(self._folder / f"{part}.rows")
         lasting = [file for file in sorted(self._folder.iterdir()) if not file.name.startswith(WORK)]
-        from worker.training.dataset.manifest import Manifest, PreparedFile
 
         files = {
             file.name: PreparedFile(bytes=file.stat().st_size, sha256=fingerprint(file, lambda: None))

@@ -17,8 +17,7 @@ from jobs.spec import DataSpec
 from worker.training.dataset.data import SIDES, Int64, Tokens
 from worker.training.dataset.tokens import EncodedTexts, TokenizerState
 from worker.training.rows.characters import Rewriter
-from worker.training.rows.row import Block
-from worker.training.rows.row_counts import RowCounts
+from worker.training.rows.row import Block, RowCounts
 from worker.training.rows.row_filter import EXCERPT, Rejection, UInt64, parse_rows
 from worker.training.rows.text import RowReader, Template, Templates, Texts
 

@@ -15,16 +15,14 @@ from pathlib import Path
 
 from jobs.errors import BadData
 from jobs.spec import DataSpec
-from worker.training.dataset.assembly import Assembly
+from worker.training.dataset.assembly import Assembly, EncoderPool, cores
 from worker.training.dataset.data import FORMAT
 from worker.training.dataset.encoding import Recipe, RowTask
-from worker.training.dataset.pool import EncoderPool, cores
 from worker.training.journal import Journal
 from worker.training.rows.characters import Rewriter
 from worker.training.rows.csv_rows import CsvFormat
 from worker.training.rows.reading import format_of, naming_part, open_source
-from worker.training.rows.row import Reader
-from worker.training.rows.row_counts import RowCounts
+from worker.training.rows.row import Reader, RowCounts
 from worker.training.rows.row_filter import RowFilter, parse_rows
 from worker.training.rows.sources import Source
 from worker.training.rows.text import RowReader, Templates, Texts

@@ -26,13 +26,11 @@ from jobs.disk.rundir import RunDir, list_runs
 from jobs.errors import Damaged, NotFound
 from jobs.measured import MOST_OF_OTHERS, MeasuredGpu
 from jobs.memory_plan import Device
-from jobs.process.lifeline import PARENT_PID
-from jobs.process.stopping import Stopped, stopped_once
+from jobs.process.lifeline import PARENT_PID, Stopped, stopped_once
 from jobs.text.units import format_bytes
-from worker.training.doctor.finding import Finding, failed, judge, skip
-from worker.training.doctor.groups import GROUPS, NEEDS_WHOLE_GPU, Examination, run_group
+from worker.training.doctor.finding import GROUPS, NEEDS_WHOLE_GPU, Examination, Finding, failed, judge, run_group, skip
 from worker.training.doctor.report import DoctorReport, make_report
-from worker.training.machine.locks import gpu_lock, try_lock
+from worker.training.machine.usage import gpu_lock, try_lock
 from worker.training.settings import TrainerSettings
 
 SECONDS = 600.0
@@ -78,7 +76,7 @@ def main(argv: Sequence[str], settings: TrainerSettings, environ: Mapping[str, s
                 replace(examination, folder=folder), given.only, given.no_gpu, lambda finding: show(finding, given.json)
             )
     except Stopped as stopped:
-        return stopped.code  # `worker/doctor.py` says so
+        return stopped.code  # `worker/main.py` says so
     except NoWorkplace as error:
         return refuse(error)
     report = report.model_copy(update={"seconds": time.monotonic() - began})

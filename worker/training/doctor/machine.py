@@ -12,8 +12,7 @@ from collections.abc import Mapping
 import torch
 
 from jobs.text.units import GIB, MIB, bytes_alike, format_bytes, format_duration, format_number, format_rate
-from worker.training.doctor.finding import Finding, judge
-from worker.training.doctor.groups import Check, Examination
+from worker.training.doctor.finding import Check, Examination, Finding, judge
 from worker.training.machine.device import gpu_id
 from worker.training.machine.host import host_memory
 from worker.training.machine.nvml import open_gpu

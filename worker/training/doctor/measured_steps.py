@@ -19,8 +19,8 @@ from worker.training.memory import hard_limit
 from worker.training.optimizers.gradients import gradient_norm
 from worker.training.optimizers.optimizer import Optimizer
 from worker.training.planning.alternatives import Alternatives
-from worker.training.planning.prediction import Setting
-from worker.training.steps.result import StepResult
+from worker.training.planning.ladder import Setting
+from worker.training.steps.shape import StepResult
 
 SAMPLE = 4096
 """Numbers of each gradient that are compared."""

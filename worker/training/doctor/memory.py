@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from jobs.text.units import GIB, MIB, bytes_alike, format_bytes
-from worker.training.doctor.finding import Finding, judge, skip
-from worker.training.doctor.groups import Check, Examination
+from worker.training.doctor.finding import Check, Examination, Finding, judge, skip
 from worker.training.doctor.small_t5 import draw_batch, make_model
 from worker.training.machine import expandable_segments
 from worker.training.machine.device import gpu_id

@@ -19,8 +19,7 @@ from jobs.process.lifeline import PARENT_PID
 from jobs.reasons import Reason
 from jobs.spec import parse_spec
 from jobs.text.units import format_duration
-from worker.training.doctor.finding import Finding, judge
-from worker.training.doctor.groups import Check, Examination
+from worker.training.doctor.finding import Check, Examination, Finding, judge
 
 ROWS, STEPS, SAVE_EVERY = 160, 40, 5
 LOOK_S = 0.05

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +15,89 @@ from transformers import T5Config, T5ForConditionalGeneration
 from worker.training.kernels.head_loss import IGNORED
 from worker.training.tasks.seq2seq import builtin
 from worker.training.tasks.seq2seq.batches import PairBatch
+from worker.training.tasks.seq2seq.layout import t5_shapes
+
+# -- random t5 ---------------------------------------------------------------------------------------------------------
+# Random T5 checkpoints of any size, written a piece at a time: for measurements of loading and converting.
+
+_XL: dict[str, Any] = builtin.CONFIG | {
+    "vocab_size": 32128, "d_model": 2048, "d_kv": 64, "d_ff": 5120, "num_layers": 24, "num_decoder_layers": 24,
+    "num_heads": 32,
+}  # fmt: skip
+SHAPES: dict[str, dict[str, Any]] = {
+    "xl": _XL,  # FLAN-T5-XL: 2,849,757,184 parameters
+    "large": _XL | {"d_model": 1024, "d_ff": 2816, "num_heads": 16},
+    "base": _XL | {"d_model": 768, "d_ff": 2048, "num_layers": 12, "num_decoder_layers": 12, "num_heads": 12},
+    "xl-width": _XL | {"num_layers": 6, "num_decoder_layers": 6},
+    "tiny": _XL | {"d_model": 512, "d_ff": 2048, "num_heads": 8, "num_layers": 4, "num_decoder_layers": 4},
+    "small": builtin.CONFIG | {"num_layers": 1, "num_decoder_layers": 1, "vocab_size": 128},
+}
+_DTYPES = {torch.bfloat16: "BF16", torch.float32: "F32"}
+_PIECE = 1 << 24
+Shapes = list[tuple[str, tuple[int, ...]]]
+
+
+def checkpoint_bytes(config: dict[str, Any], dtype: torch.dtype = torch.bfloat16) -> int:
+    """Of the weights of such a checkpoint."""
+    return dtype.itemsize * sum(math.prod(shape) for shape in t5_shapes(config).values())
+
+
+def write_checkpoint(
+    folder: Path, config: dict[str, Any], dtype: torch.dtype = torch.bfloat16, *, shard_bytes: int | None = None
+) -> int:
+    """Make `folder` with config, tokenizer and weights; in shards of about `shard_bytes` if given. Returns how many."""
+    folder.mkdir(parents=True)
+    builtin.learn_tokenizer(["knead and bake the bread"]).save_pretrained(str(folder))
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": str(dtype).removeprefix("torch.")}))
+    parts = list(_parts(t5_shapes(config).items(), (shard_bytes or 1 << 60) // dtype.itemsize))
+    draw = torch.Generator().manual_seed(0)
+    pool = torch.randn(2 * _PIECE, generator=draw).mul_(0.02).to(dtype)
+    weight_map: dict[str, str] = {}
+    for number, part in enumerate(parts, start=1):
+        name = "model.safetensors" if shard_bytes is None else f"model-{number:05}-of-{len(parts):05}.safetensors"
+        _write(folder / name, part, pool, draw)
+        weight_map |= dict.fromkeys((tensor for tensor, _ in part), name)
+    if shard_bytes is not None:
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return len(parts)
+
+
+def _parts(shapes: Iterable[tuple[str, tuple[int, ...]]], most: int) -> Iterable[Shapes]:
+    part: Shapes = []
+    filled = 0
+    for name, shape in shapes:
+        if part and filled + math.prod(shape) > most:
+            yield part
+            part, filled = [], 0
+        part.append((name, shape))
+        filled += math.prod(shape)
+    yield part
+
+
+def _write(file: Path, shapes: Shapes, pool: torch.Tensor, draw: torch.Generator) -> None:
+    header: dict[str, object] = {}
+    offset = 0
+    for name, shape in shapes:
+        end = offset + math.prod(shape) * pool.itemsize
+        header[name] = {"dtype": _DTYPES[pool.dtype], "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(file, "wb") as handle:
+        handle.write(len(text).to_bytes(8, "little") + text)
+        for name, shape in shapes:
+            left = math.prod(shape)
+            while left:
+                count = min(left, _PIECE)
+                start = int(torch.randint(_PIECE, (), generator=draw))
+                piece = pool[start : start + count]
+                if "layer_norm" in name:
+                    piece = torch.ones_like(piece)
+                handle.write(piece.view(torch.uint8).numpy().data)
+                left -= count
+
+
+# -- small t5 ----------------------------------------------------------------------------------------------------------
 
 VOCABULARY = 4096
 _SIZES: dict[str, dict[str, Any]] = {

@@ -32,8 +32,8 @@ from jobs.export import (
 )
 from jobs.text.units import bytes_alike, format_figure, format_number
 from jobs.version import VERSION
+from worker.training.adapters.lora import Widened
 from worker.training.adapters.merging import Merged, computed_merged
-from worker.training.adapters.wide import Widened
 from worker.training.export import ctranslate2_folder, gguf_file, opened
 from worker.training.export.formats import Format, Unsupported
 from worker.training.export.held_out import (
@@ -45,12 +45,11 @@ from worker.training.export.held_out import (
 )
 from worker.training.export.subject import CPU, Subject, adapter_source, merged_source
 from worker.training.journal import Journal
-from worker.training.machine.locks import try_lock
-from worker.training.machine.usage import Cache
-from worker.training.merge_check import check_merged
+from worker.training.machine.usage import Cache, try_lock
 from worker.training.models.manifest import README, describe
 from worker.training.network.model import LoadedModel
 from worker.training.readme import base_model, exported
+from worker.training.result import check_merged
 
 LEAST_SHARE = 4
 """One in so many held-out tokens must be compared."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from worker.training.adapters.wide import Widened
+from worker.training.adapters.lora import Widened
 from worker.training.export.formats import EXACT, Scores
 from worker.training.export.held_out import HeldOutRow, log_probabilities
 from worker.training.models.manifest import MANIFEST

@@ -11,26 +11,209 @@ A bucket that has its old size again, and fails again, gets at once the size tha
 from __future__ import annotations
 
 import gc
+import json
 import logging
+import pickle
+import resource
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from jobs.errors import OutOfMemory
 from jobs.events import OomRecovered
+from jobs.memory_plan import Candidate, MemoryPlan
+from jobs.plan import Plan
+from jobs.spec import JobSpec
+from jobs.text.units import bytes_alike, format_bytes
 from worker.training.context import TrainingContext
 from worker.training.dataset.data import Int64, Rows
 from worker.training.machine.out_of_memory import KINDS, MemoryShortage, figures, is_out_of_memory
 from worker.training.machine.usage import Cache
-from worker.training.memory.oom_reports import OomReports
-from worker.training.memory.remedy import what_would_fit
-from worker.training.steps.safe_size import SafeSize
-from worker.training.steps.shape import MicroBatchShape
+from worker.training.planning.alternatives import LIGHTER, Alternatives
+from worker.training.planning.ladder import Setting
+from worker.training.steps.shape import MicroBatchShape, SafeSize
+from worker.training.tasks.registry import task_of
 from worker.training.tasks.task import Batch, Limit
 
+# -- oom reports -------------------------------------------------------------------------------------------------------
+# What is kept about an out-of-memory error, for later diagnosis: a folder in the run directory.
+#
+#     oom_reports/step-00000123-1/  report.json; on CUDA memory_summary.txt, snapshot.pickle (pytorch.org/memory_viz)
+#
+# The allocator's history is not in the snapshot: recording it would cost every step something.
+
+FOLDER = "oom_reports"
+DRIVER = Path("/proc/driver/nvidia/version")
+MOST_FOLDERS = 10
+"""Of one run. What comes later has its event only."""
+
 log = logging.getLogger("longhaul.trainer")
+
+
+class OomReports:
+    """The folder `oom_reports/` of one run directory."""
+
+    def __init__(self, run: Path) -> None:
+        self._folder = run / FOLDER
+
+    def wanted(self) -> bool:
+        """Whether another error would be kept."""
+        try:
+            return not self._folder.exists() or sum(1 for _ in self._folder.iterdir()) < MOST_FOLDERS
+        except OSError:
+            return False
+
+    def keep(self, step: int, shortage: MemoryShortage, about: Mapping[str, Any]) -> str | None:
+        """Write one folder; its name, relative to the run directory. None if there are enough, or it cannot be written.
+
+        `about`: whatever else belongs into report.json.
+        """
+        if not self.wanted():
+            return None
+        number = 1
+        while (folder := self._folder / f"step-{step:08d}-{number}").exists():
+            number += 1
+        try:
+            self._folder.mkdir(exist_ok=True)
+            folder.mkdir()
+            _write(folder, step, shortage, about)
+        except Exception as error:  # a full disk, no memory for this either: no reason to end a run that can continue
+            log.warning("no report is kept about the memory that ran out in step %d: %r", step, error)
+            shutil.rmtree(folder, ignore_errors=True)
+            return None
+        return f"{FOLDER}/{folder.name}"
+
+
+def _write(folder: Path, step: int, shortage: MemoryShortage, about: Mapping[str, Any]) -> None:
+    other_processes = shortage.other_processes
+    report = {
+        "step": step,
+        "message": shortage.message,
+        "cause": shortage.cause,
+        "requested_bytes": shortage.requested,
+        "allocated_bytes": shortage.figures.allocated,
+        "reserved_bytes": shortage.figures.reserved,
+        "free_bytes": shortage.figures.free,
+        "other_processes_bytes": None if other_processes is None else other_processes.bytes,
+        "processes": [] if other_processes is None else [each.model_dump() for each in other_processes.processes],
+        **about,
+        "versions": _versions(shortage.device),
+        "traceback": "".join(shortage.trace).splitlines(),
+    }
+    (folder / "report.json").write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    if shortage.summary is not None:
+        (folder / "memory_summary.txt").write_text(shortage.summary)
+    if shortage.snapshot is not None:
+        with open(folder / "snapshot.pickle", "wb") as file:
+            pickle.dump(shortage.snapshot, file)
+
+
+def _versions(device: str) -> dict[str, str | None]:
+    versions: dict[str, str | None] = {"torch": torch.__version__, "cuda": torch.version.cuda}
+    if device == "cuda":
+        versions["gpu"] = torch.cuda.get_device_name()
+        versions["driver"] = DRIVER.read_text().splitlines()[0] if DRIVER.exists() else None
+    return versions
+
+
+# -- remedy ------------------------------------------------------------------------------------------------------------
+# What would have fitted when not even one row did, by the plan's predictions.
+
+
+def less(spec: JobSpec, plan: Plan) -> str:
+    """What helps in any case, for people."""
+    return f"lower {' and '.join(task_of(spec, plan.task).limit_keys)}, or take a smaller model"
+
+
+def what_would_fit(spec: JobSpec, plan: Plan, shortage: MemoryShortage) -> str:
+    """What to do, for people, once the memory of the failed pass is free. May take seconds: the attempt is over anyway.
+
+    What was available is, on a GPU, what the process held when it was refused more; on a CPU, what it can still get.
+    """
+    try:
+        hints = [_hint(spec, plan, shortage)]
+    except Exception as error:  # a prediction that fails must not take the place of the error that it is to explain
+        log.warning("what would have fitted cannot be predicted: %r", error)
+        hints = [f"set memory.activation_checkpointing: 1, {less(spec, plan)}"]
+    if shortage.other_processes is not None and shortage.other_processes.bytes and not shortage.limited:
+        hints.append(f"or give it the whole GPU: others hold {shortage.other_processes.text}")
+    return "; ".join(hints)
+
+
+def _hint(spec: JobSpec, plan: Plan, shortage: MemoryShortage) -> str:
+    memory, got = plan.memory, _got(plan.memory, shortage)
+    if memory is None or got is None:
+        return f"set memory.activation_checkpointing: 1, {less(spec, plan)}"
+    # In order of score: the first is the fastest.
+    fitting = [
+        each
+        for each in memory.candidates
+        if each.peak_bytes < got
+        and (each.optimizer, each.activation_checkpointing)
+        != (plan.resolved.optimizer, plan.resolved.activation_checkpointing)
+    ]
+    if fitting:
+        settings, size = _settings(plan, fitting[0]), fitting[0].peak_bytes
+    elif (found := _one_row(spec, plan, memory, got)) is not None:
+        settings, size = found
+    else:
+        return f"the process got {format_bytes(got)}, and no setting is predicted to need less: {less(spec, plan)}"
+    needs, instead_of, there = bytes_alike(size, memory.peak_bytes, got)
+    return f"set {settings} (predicted {needs} instead of {instead_of}; the process got {there})"
+
+
+def _one_row(spec: JobSpec, plan: Plan, memory: MemoryPlan, got: int) -> tuple[str, int] | None:
+    """Settings that were not tried, with which a micro-batch of one row fits, and their peak; None: there are none."""
+    if plan.model.folder is None:
+        return None
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))  # a budget is for training, which is over
+    try:
+        alternatives = Alternatives(spec, plan, torch.device(memory.device))
+        shape, now = MicroBatchShape(1, memory.input_tokens, memory.target_tokens), plan.resolved
+        for optimizer in (now.optimizer, *LIGHTER):
+            for every in (0, 2, 1):
+                found = Candidate(
+                    optimizer=optimizer,
+                    activation_checkpointing=every,
+                    micro_batch=1,
+                    peak_bytes=sum(alternatives.parts(shape, Setting(every, optimizer)).values()),
+                    slowdown=1.0,
+                    score=0.0,
+                )
+                if found.peak_bytes < got and (optimizer, every) != (now.optimizer, now.activation_checkpointing):
+                    return _settings(plan, found), found.peak_bytes
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    return None
+
+
+def _got(memory: MemoryPlan | None, shortage: MemoryShortage) -> int | None:
+    """Bytes that the process had at least, in the terms of the plan: on a GPU with its CUDA context."""
+    if shortage.device != "cuda":
+        # Of tensors, weights and states are left.
+        free = figures(torch.device("cpu")).free
+        return None if memory is None or free is None else free + memory.parts["weights"] + memory.parts["optimizer"]
+    if shortage.figures.reserved is None:
+        return None
+    return shortage.figures.reserved + (memory.parts.get("context", 0) if memory is not None else 0)
+
+
+def _settings(plan: Plan, candidate: Candidate) -> str:
+    settings = []
+    if candidate.optimizer != plan.resolved.optimizer:
+        settings.append(f"memory.optimizer: {candidate.optimizer}")
+    if candidate.activation_checkpointing != plan.resolved.activation_checkpointing:
+        settings.append(f"memory.activation_checkpointing: {candidate.activation_checkpointing}")
+    return ", ".join([*settings, f"memory.micro_batch: {max(1, candidate.micro_batch)}"])
+
+
+# -- recovery ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass

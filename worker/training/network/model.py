@@ -18,9 +18,8 @@ from transformers.utils import logging as transformers_logging
 
 from jobs.disk.files import replace_folder, write_synced
 from jobs.errors import BaseChanged
-from worker.training.adapters.full import Full
-from worker.training.adapters.method import BaseModel, Method
-from worker.training.fence import unfenced
+from worker.training.adapters.method import BaseModel, Full, Method
+from worker.training.journal import unfenced
 from worker.training.machine.usage import process_bytes
 from worker.training.models.manifest import README, SealedFile, describe, write_manifest
 from worker.training.models.model_files import CONFIG, GENERATION_CONFIG, SMALL, read_config, validate_folder

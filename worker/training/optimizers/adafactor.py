@@ -19,9 +19,14 @@ import torch
 from torch import nn
 
 from worker.training.journal import Journal
-from worker.training.optimizers.gradients import decays, finite_clipping, gradient_norm, update_dtype
-from worker.training.optimizers.rounding import round_stochastically
-from worker.training.optimizers.states import load_states
+from worker.training.optimizers.gradients import (
+    decays,
+    finite_clipping,
+    gradient_norm,
+    load_states,
+    round_stochastically,
+    update_dtype,
+)
 from worker.training.steps.randomness import update_seed
 
 PIECE = 2**24  # weights updated at once: 64 MiB for each fp32 copy, and as much for the random bits of their rounding

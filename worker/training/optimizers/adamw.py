@@ -18,8 +18,15 @@ from torch import nn
 from torch.optim.adamw import adamw
 
 from worker.training.journal import Journal
-from worker.training.optimizers.gradients import PIECE, clipping, decays, gradient_norm, nonfinite, update_dtype
-from worker.training.optimizers.states import load_states
+from worker.training.optimizers.gradients import (
+    PIECE,
+    clipping,
+    decays,
+    gradient_norm,
+    load_states,
+    nonfinite,
+    update_dtype,
+)
 
 CHUNK_ELEMENTS = 2**25  # fp32 gradients of one chunk: 128 MiB, or one parameter if that is larger; on a CPU `PIECE`
 

@@ -32,8 +32,7 @@ from torchao.optim.quant_utils import (
 from torchao.optim.subclass_8bit import get_qmap_signed, get_qmap_unsigned
 
 from worker.training.journal import Journal
-from worker.training.optimizers.gradients import decays, finite_clipping, gradient_norm
-from worker.training.optimizers.states import load_states
+from worker.training.optimizers.gradients import decays, finite_clipping, gradient_norm, load_states
 from worker.training.steps.randomness import update_seed
 
 BLOCK = 256  # numbers that share a scale

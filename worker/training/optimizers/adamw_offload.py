@@ -21,8 +21,7 @@ from torch import nn
 
 from worker.training.journal import Journal
 from worker.training.optimizers.adamw import Rule, Slot, SlotPiece, make_slot, states_of
-from worker.training.optimizers.gradients import PIECE, decays, finite_clipping, gradient_norm
-from worker.training.optimizers.states import load_states
+from worker.training.optimizers.gradients import PIECE, decays, finite_clipping, gradient_norm, load_states
 
 LOAD_BYTES = 2**26
 """Of gradients that come at once: long enough for the slot's full rate, short beside a model. A multiple of `PIECE`

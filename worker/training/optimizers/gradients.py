@@ -1,13 +1,13 @@
-"""What every optimizer does with gradients before it uses them: their norm, its limit, and NaN."""
+"""What optimizers share: the norm of gradients, its limit, and NaN; rounding of weights; names of states."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
 
-from jobs.errors import NonFinite
+from jobs.errors import NonFinite, Rejected
 
 PIECE = 2**18
 """Numbers that a CPU holds in its cache while it updates them: 1 MiB in fp32, of each of four kinds."""
@@ -58,3 +58,45 @@ def nonfinite(step: int) -> NonFinite:
         f"loss or gradient norm of step {step} is NaN or infinite; the weights are those of step {step - 1}",
         hint="lower training.learning_rate, or look at the rows of that step; the checkpoints are intact",
     )
+
+
+# -- rounding ----------------------------------------------------------------------------------------------------------
+# Stochastic rounding to bf16: what one step loses, another gains.
+#
+# Rounding to the nearest loses an update smaller than half the distance between two bf16 numbers, every time. Rounded
+# away from zero with the probability of the part cut off, the mean is exact, and small updates add up.
+
+
+def round_stochastically(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Finite fp32 `values`, rounded in place to numbers that bf16 holds exactly; returns them.
+
+    One of the two bf16 neighbours, each with the probability 1 - distance / (distance between the neighbours).
+    """
+    # The upper 16 bits of an fp32 number are a bf16 number. Adding 16 random bits to the lower ones carries into the
+    # upper ones with the probability of lower bits / 2^16; sign and magnitude are apart, so negatives behave alike.
+    noise = torch.randint(0, 2**16, values.shape, dtype=torch.int32, device=values.device, generator=generator)
+    values.view(torch.int32).add_(noise).bitwise_and_(-(2**16))
+    return values
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+# The states of an optimizer, as they come back from a checkpoint: all of them, or the checkpoint is rejected.
+
+
+@torch.no_grad()
+def load_states(own: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) -> None:
+    """Copy `saved` into `own`, tensor by tensor. Refuses `optimizer_state` unless names, shapes and dtypes agree."""
+    wrong = sorted(own.keys() ^ saved.keys())
+    wrong = wrong or sorted(name for name, state in own.items() if not _alike(state, saved[name]))
+    if wrong:
+        raise Rejected(
+            f"{len(wrong)} optimizer states are missing, unknown, of another shape or dtype: {', '.join(wrong[:5])}",
+            code="optimizer_state",
+            hint="the checkpoint belongs to another model, another optimizer or another version",
+        )
+    for name, state in own.items():
+        state.copy_(saved[name])
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype

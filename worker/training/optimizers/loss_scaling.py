@@ -16,10 +16,9 @@ from torch import nn
 
 from jobs.errors import NonFinite
 from worker.training.journal import Journal
-from worker.training.optimizers.gradients import gradient_norm
+from worker.training.optimizers.gradients import gradient_norm, load_states
 from worker.training.optimizers.optimizer import Optimizer
-from worker.training.optimizers.states import load_states
-from worker.training.steps.result import ScaledStep
+from worker.training.steps.shape import ScaledStep
 
 FIRST_SCALE, LEAST_SCALE = 2.0**16, 1.0
 GROWTH_STEPS = 2000

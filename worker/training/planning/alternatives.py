@@ -14,8 +14,8 @@ from worker.training.adapters.registry import method_of
 from worker.training.machine.device import has_native_bf16
 from worker.training.models.model_files import read_config
 from worker.training.planning.budget import Budget
+from worker.training.planning.ladder import Setting
 from worker.training.planning.memory_plan import plan_memory
-from worker.training.planning.prediction import Setting
 from worker.training.planning.predictor import Predictor
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.registry import task_of

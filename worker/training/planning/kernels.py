@@ -7,17 +7,122 @@ here, so that what is kept for the backward pass, and what is not, is theirs.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import _engine_run_backward
 from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+
+from jobs.errors import Rejected
+from jobs.memory_plan import OptimizerName
+from worker.training.adapters.method import Method
+from worker.training.tasks.task import Config, Task
+
+# -- bare model --------------------------------------------------------------------------------------------------------
+# A model without weights: the modules that a config.json describes, as `network.model.load` leaves them.
+
+
+def bare_model(
+    config: Config, task: Task, dtype: torch.dtype, *, fused: bool, dropout: float | None, method: Method | None = None
+) -> PreTrainedModel:
+    """The model in training mode, on the device "meta". Raises Rejected (`bad_config`).
+
+    `method` None: every weight is trained; one that adds to the model raises Rejected, too, where it cannot.
+    """
+    try:
+        with torch.device("meta"):
+            model = task.bare(config, dtype)
+    except MemoryError:
+        raise
+    # Whatever transformers raises on a value it did not expect.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
+        raise Rejected(
+            f"model: no {task.name} model can be built from config.json: {reason}",
+            code="bad_config",
+            param="model",
+            hint="take the original file",
+        ) from error
+    task.configure(model, fused=fused, dropout=dropout)
+    if method is not None:
+        with torch.device("meta"):
+            method.inject(model, 0, task.layout(config).head_modules)
+    model.train()
+    return model
+
+
+def give_device(model: nn.Module, device: torch.device) -> None:
+    """Put parameters and buffers on another device, without values; shared ones stay shared."""
+    moved: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in moved:
+                    empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    moved[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+                tensors[name] = moved[id(tensor)]  # type: ignore[assignment]  # a moved parameter is a Parameter still
+
+
+# -- updates -----------------------------------------------------------------------------------------------------------
+# What an optimizer needs without data: its random generator, and the compiled update of `adamw_8bit`.
+
+
+class _Generator(torch.Generator):
+    """One of the host, whatever device is asked for: there is none for the device "meta"."""
+
+    def __new__(cls, device: Any = None) -> _Generator:
+        return super().__new__(cls)
+
+
+@contextlib.contextmanager
+def without_data(name: OptimizerName) -> Iterator[None]:
+    """Make and step an optimizer inside. Generators are left as they were found."""
+    if name == "adamw_8bit":
+        # Tables of real numbers: they must exist before anything is without data.
+        from torchao.optim.subclass_8bit import get_qmap_signed, get_qmap_unsigned
+
+        get_qmap_signed()
+        get_qmap_unsigned()
+    real = torch.compile, torch.Generator
+    torch.compile, torch.Generator = _compiled, _Generator  # type: ignore[assignment,misc]  # stand-ins
+    try:
+        # Not a reason to wake an idle GPU.
+        gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        with torch.random.fork_rng(devices=gpus):
+            yield
+    finally:
+        torch.compile, torch.Generator = real  # type: ignore[misc]  # the real ones
+
+
+def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., None]:
+    """In place of the compiled update of one parameter by `adamw_8bit`: the buffers that it makes.
+
+    Seen with the profiler on the CPU: of a parameter whose states are quantized, both states in fp32 exist at once (the
+    scale of a block is known only when all of its numbers are); all else stays in registers.
+    """
+    del function, options
+    return _hold_both_states
+
+
+def _hold_both_states(parameter: torch.Tensor, *others: Any) -> None:
+    quantized = [each for each in others if isinstance(each, torch.Tensor) and each.dtype == torch.uint8]
+    held = [torch.empty(parameter.shape, dtype=torch.float32, device=parameter.device) for _ in quantized]
+    del held
+
+
+# -- kernels -----------------------------------------------------------------------------------------------------------
 
 aten = torch.ops.aten
 WORKSPACES = 2 * 32 * 2**20

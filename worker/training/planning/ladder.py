@@ -11,14 +11,163 @@ have, until none that is left could win; one whose weights, gradients and states
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
+from torch import nn
+
+from jobs.gpus import REFERENCE, GpuFacts
 from jobs.memory_plan import Candidate, OptimizerName
-from worker.training.planning.prediction import ModelSize, Prediction, Setting
-from worker.training.planning.row_time import RowTime
+from jobs.plan import EXPECTED_SHARE
 from worker.training.steps.shape import MicroBatchShape
+from worker.training.tasks.task import Config, Flops, Task
+
+# -- prediction --------------------------------------------------------------------------------------------------------
+# The types of a prediction: a micro-batch's shape and a setting give the peak memory of one training step.
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What can be chosen besides the micro-batch."""
+
+    activation_checkpointing: int
+    """Every n-th layer is recomputed in the backward pass; 0: none."""
+    optimizer: OptimizerName
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Weights of a model; shared ones count once."""
+
+    parameter_bytes: int
+    trained: int
+    """Numbers that are trained."""
+    trained_bytes: int
+    """Theirs; as many again for their gradients."""
+    master_bytes: int
+    """Of an fp32 copy of those that are trained and have fewer bits."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> ModelSize:
+        """`requires_grad` says what is trained."""
+        every = list(model.parameters())
+        trained = [each for each in every if each.requires_grad]
+        return cls(
+            parameter_bytes=sum(each.nbytes for each in every),
+            trained=sum(each.numel() for each in trained),
+            trained_bytes=sum(each.nbytes for each in trained),
+            master_bytes=sum(4 * each.numel() for each in trained if each.dtype.itemsize < 4),
+        )
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Bytes on the device."""
+
+    parts: dict[str, int]
+    """At the peak: `weights`, `gradients`, `optimizer`, `activations` (batch included), `temporaries`."""
+    peak: int
+    """Highest in the whole step and in an evaluation: the sum of the parts."""
+    pass_peak: int
+    """Highest during forward and backward pass."""
+    evaluation_peak: int
+    """Highest while a micro-batch of the same shape is evaluated, between two steps."""
+    update_peak: int
+    """Highest during the optimizer's step."""
+    activations_after_forward: int
+    """What the forward pass leaves for the backward pass, batch included."""
+
+
+# -- row time ----------------------------------------------------------------------------------------------------------
+# How long a row takes, as far as the ladder's choice depends on it: calculated, not measured.
+
+LAUNCHES = 66
+"""Kernels that a micro-batch starts for each layer: 3,155 for the 48 of FLAN-T5-XL (docs/measurements.md)."""
+LAUNCH_S = 6e-6
+"""Seconds of one launch by Python ahead of the GPU: a typical figure, not measured here."""
+
+
+@dataclass(frozen=True)
+class RowTime:
+    """Seconds of rows of one shape, the longest there is. The optimizer's step is not in it, where the GPU makes it.
+
+    Arithmetic: FLOPs of the longest shape at `EXPECTED_SHARE` of the GPU's peak, recomputation counted as work. Each
+    micro-batch besides: its weights are read twice, and the gradients of those that are trained read and written once,
+    at the bandwidth of the GPU's memory, and its kernels are launched. An unknown GPU and a CPU count as the reference
+    GPU: it is only the ratios that count.
+    """
+
+    task: Task
+    config: Config
+    flops: Flops
+    """Of training the model."""
+    inputs: int
+    targets: int
+    size: ModelSize
+    gpu: GpuFacts | None
+    batch: int
+    """Rows of an optimizer step."""
+
+    def update_s(self, optimizer: OptimizerName) -> float:
+        """Seconds of an update by the host, for which the GPU waits; 0 where the GPU makes it."""
+        if self.gpu is None or optimizer != "adamw_offload" or not self.size.trained:
+            return 0.0
+        return self.gpu.offloaded_update_s(self.size.trained, self.size.trained_bytes // self.size.trained)
+
+    def seconds(self, rows: int, activation_checkpointing: int, optimizer: OptimizerName) -> float:
+        """Seconds of one row in micro-batches of this many rows."""
+        shape = np.array([self.inputs]), np.array([self.targets])
+        flops = self.flops.rows(*shape)
+        if activation_checkpointing:
+            flops += self.task.recomputed_flops(self.config, activation_checkpointing).forward(*shape)
+        gpu, size = self.gpu or REFERENCE, self.size
+        peak, bandwidth = gpu.peak_flops or REFERENCE.peak_flops, gpu.memory_bandwidth or REFERENCE.memory_bandwidth
+        assert peak and bandwidth, "the reference GPU is known"
+        traffic = 2 * (size.parameter_bytes + size.trained_bytes)
+        launches = LAUNCHES * self.task.layers(self.config)
+        seconds = flops / (EXPECTED_SHARE * peak) + (traffic / bandwidth + launches * LAUNCH_S) / rows
+        return seconds + self.update_s(optimizer) / self.batch
+
+
+# -- row search --------------------------------------------------------------------------------------------------------
+# The most rows whose predicted peak is within a limit: which number to predict next, so that few are needed.
+
+
+def next_rows(
+    fits: Mapping[int, Prediction], too_many: tuple[int, int] | None, limit_bytes: int, cap: int
+) -> int | None:
+    """How many rows to trace next: more than are known to fit, fewer than are known not to; None if that is decided.
+
+    `too_many`: rows, and their peak.
+    """
+    best = max(fits)
+    if best >= cap or (too_many is not None and too_many[0] == best + 1):
+        return None
+    room = limit_bytes - fits[best].peak
+    fewer = max((rows for rows in fits if rows < best), default=None)
+    # Any second point will do; all rows at once where they fit even if everything grew with them.
+    guess: float = cap - best if fits[best].peak * cap <= best * limit_bytes else 8 - best
+    if fewer is not None:
+        less, more = fits[fewer], fits[best]
+        # One row more needs its activations at least: not worth a trace where these alone are clearly too much.
+        both = (
+            more.parts["activations"] / best,
+            (more.parts["activations"] - less.parts["activations"]) / (best - fewer),
+        )
+        if room < 0.9 * min(both):
+            return None
+        slope = (more.peak - less.peak) / (best - fewer)
+        guess = room / slope if slope > 0 else math.inf
+    if too_many is not None:
+        guess = room * (too_many[0] - best) / (too_many[1] - fits[best].peak)
+    most = cap if too_many is None else too_many[0] - 1
+    return int(min(most, best + max(1, guess)))
+
+
+# -- ladder ------------------------------------------------------------------------------------------------------------
 
 WORTH: dict[OptimizerName, float] = {"adamw": 1.0, "adamw_offload": 1.0, "adamw_8bit": 0.95, "adafactor": 0.6}
 """What an optimizer's quality is worth in speed. In docs/bf16.md `adamw_8bit` ends 0.3 % above `adamw` in loss;

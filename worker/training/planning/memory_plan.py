@@ -19,12 +19,9 @@ from jobs.spec import JobSpec
 from jobs.text.units import GIB, bytes_alike, format_bytes, format_duration
 from worker.training.adapters.registry import method_of
 from worker.training.optimizers.adamw_offload import LOAD_BYTES, LOADS, STATE_BYTES
-from worker.training.planning.budget import Budget
-from worker.training.planning.ladder import SMALLEST, WORTH, Fixed, Ladder, choice
-from worker.training.planning.prediction import ModelSize
+from worker.training.planning.budget import HOST_RESERVE, Budget, plan_disk, plan_host
+from worker.training.planning.ladder import SMALLEST, WORTH, Fixed, Ladder, ModelSize, RowTime, choice
 from worker.training.planning.predictor import Predictor
-from worker.training.planning.room import HOST_RESERVE, plan_disk, plan_host
-from worker.training.planning.row_time import RowTime
 from worker.training.tasks.task import Task
 
 CONTEXT_BYTES = int(0.8 * GIB)

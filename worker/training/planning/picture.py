@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.gpus import short_name
 from jobs.memory_plan import Candidate, MemoryPlan, layers
-from jobs.text.colours import GRID, INK, LIMIT, MEMORY, PAGE, PLOT
-from jobs.text.png import png
+from jobs.text.png import GRID, INK, LIMIT, MEMORY, PAGE, PLOT, png
 from jobs.text.units import ByteUnit, byte_unit, format_bytes
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ from jobs.errors import DoesNotFit
 from jobs.memory_plan import PICTURE, DType, MemoryPlan, OptimizerName
 from jobs.spec import JobSpec
 from worker.training.journal import Journal
-from worker.training.planning.budget import Budget, find_budget
+from worker.training.planning.budget import Budget, find_budget, plan_disk, plan_host
 from worker.training.planning.picture import draw
-from worker.training.planning.room import plan_disk, plan_host
 from worker.training.settings import TrainerSettings
 from worker.training.tasks.task import Task
 

@@ -29,8 +29,7 @@ from worker.training.rows.chat import (
     written,
 )
 from worker.training.rows.companions import is_nothing, judged
-from worker.training.rows.row import NO_RESULT, NO_RESULT_CELL, NOT_A_CHAT, Defect
-from worker.training.rows.row_counts import RowCounts
+from worker.training.rows.row import NO_RESULT, NO_RESULT_CELL, NOT_A_CHAT, Defect, RowCounts
 
 # Tab, newline and carriage return are white space to every tokenizer; the others are damage.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")

@@ -10,9 +10,24 @@ from dataclasses import dataclass
 
 from jobs.errors import BadData
 from jobs.spec import BUILTIN_MODELS
+from worker.training.dataset.tokens import Encoder, TokenizerState
 from worker.training.mistakes import Mistakes
-from worker.training.rows.chat import CHAT_FIELDS
-from worker.training.rows.text import Placeholder, Template, Templates, template
+from worker.training.rows.chat import CHAT_FIELDS, written
+from worker.training.rows.text import Placeholder, Template, Templates, Texts, template
+from worker.training.tasks.task import Prompt
+
+# -- asked -------------------------------------------------------------------------------------------------------------
+# Inputs of tasks that read one text and answer beside it, without a target.
+
+
+def asked_input(tokenizer: TokenizerState, texts: Texts, limit: int) -> Prompt:
+    """The input, at most `limit` tokens of it; of a chat its last turn, of a text without an input the text."""
+    text = written(texts.turns[-1:]) if texts.turns else texts.input or texts.target
+    encoded = Encoder(tokenizer).encode([text], limit)
+    return Prompt(encoded.tokens.tolist(), text, cut=bool(encoded.full_lengths[0] > encoded.lengths[0]))
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

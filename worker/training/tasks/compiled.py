@@ -12,19 +12,20 @@ other masks.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 from torch._functorch import config as functorch_config
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from worker.training.machine.out_of_memory import is_out_of_memory
 
 if TYPE_CHECKING:
     from worker.training.journal import Journal
-
 Backend = str | Callable[..., Any]
 """Of torch.compile."""
 # Graphs of one function, of which a warm-up makes 14 at most: reached only if something is wrong, and then refused
@@ -107,3 +108,35 @@ class CompiledLayers:
 def _is_compiler_error(error: Exception) -> bool:
     # By name: Triton is not installed everywhere, and Inductor takes seconds to import.
     return isinstance(error, TorchDynamoException) or type(error).__module__.startswith(_COMPILERS)
+
+
+# -- moving ------------------------------------------------------------------------------------------------------------
+# From the host to the device.
+
+
+def onto(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor on the device: pinned, so that the copy runs while the host continues."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+# -- dropout -----------------------------------------------------------------------------------------------------------
+# The rate of every dropout of a model, those that are numbers and no modules included.
+
+_RATE = re.compile(r"dropout|pdrop$|drop_prob$")
+"""In the names of rates: `attention_dropout`, `hidden_dropout_prob`, `resid_pdrop`; `layerdrop` skips layers."""
+
+
+def set_dropout(model: nn.Module, rate: float) -> None:
+    """In modules, their attributes, and the configs that some read in their forward pass; config.json stays."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = rate
+        _set_rates(module, rate)
+        if isinstance(config := getattr(module, "config", None), PretrainedConfig):
+            _set_rates(config, rate)
+
+
+def _set_rates(holder: Any, rate: float) -> None:
+    for name, value in vars(holder).items():
+        if _RATE.search(name) and isinstance(value, int | float) and not isinstance(value, bool):
+            setattr(holder, name, rate)

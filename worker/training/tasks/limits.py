@@ -16,8 +16,7 @@ import numpy as np
 
 from worker.training.dataset.data import Int64, Rows
 from worker.training.steps.order import rounded
-from worker.training.steps.safe_size import SafeSize
-from worker.training.steps.shape import MicroBatchShape, bucket_of
+from worker.training.steps.shape import MicroBatchShape, SafeSize, bucket_of
 
 if TYPE_CHECKING:  # the GPU benchmarks run where there is no pydantic
     from worker.training.tasks.task import Batch

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jobs.evaluation_metrics import EvaluationMetric
+from jobs.evaluation_metrics import ConfusionMatrix, EvaluationMetric, LabelPlan
 from jobs.events import Sample
-from jobs.labels import ConfusionMatrix, LabelPlan
 from jobs.plan import DataPlan
 from jobs.spec import DataSpec
 from worker.training.dataset.data import Int64, Rows
@@ -23,8 +22,7 @@ from worker.training.journal import Journal
 from worker.training.rows.text import Templates, Texts
 from worker.training.scores.statistics import Floats, Statistics
 from worker.training.steps.order import Widths
-from worker.training.steps.safe_size import SafeSize
-from worker.training.steps.shape import Lengths, MicroBatchShape
+from worker.training.steps.shape import Lengths, MicroBatchShape, SafeSize
 from worker.training.tasks.layout import Layout
 
 if TYPE_CHECKING:

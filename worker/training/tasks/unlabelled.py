@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from jobs.companions import CompanionColumns
-from jobs.evaluation_metrics import EvaluationMetric, metrics_of
-from jobs.labels import LabelPlan
+from jobs.evaluation_metrics import EvaluationMetric, LabelPlan, metrics_of
 from jobs.plan import DataPlan
 from jobs.preview import SpanPreview
 from worker.training.dataset.data import Int64, Rows

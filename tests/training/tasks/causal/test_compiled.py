@@ -15,8 +15,7 @@ from tests.training.tasks.causal.families import VOCABULARY, model_of
 from worker.training.adapters.lora import Lora
 from worker.training.journal import Journal
 from worker.training.tasks.causal.compiled import compile_layers
-from worker.training.tasks.causal.fused import configure
-from worker.training.tasks.causal.loss import learned_loss_sum
+from worker.training.tasks.causal.fused import configure, learned_loss_sum
 from worker.training.tasks.causal.task import Causal
 
 # Tracing looks at the gradient of everything that goes into a graph.

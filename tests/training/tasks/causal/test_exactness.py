@@ -19,11 +19,10 @@ from tests.training.tasks.causal.families import FAMILIES, OTHERS, VOCABULARY, c
 from worker.training.dataset.data import PreparedDataset, Rows, Writer
 from worker.training.kernels.causal_attention import causal_attention
 from worker.training.loop import accumulate
-from worker.training.tasks.causal import fused, loss
-from worker.training.tasks.causal.fused import configure
-from worker.training.tasks.causal.limits import CausalLimit
-from worker.training.tasks.causal.loss import has_plain_head
-from worker.training.tasks.dropout import set_dropout
+from worker.training.tasks.causal import fused
+from worker.training.tasks.causal.batches import CausalLimit
+from worker.training.tasks.causal.fused import configure, has_plain_head
+from worker.training.tasks.compiled import set_dropout
 
 ROWS = 9
 
@@ -88,8 +87,8 @@ def test_a_step_is_that_of_plain_transformers_however_it_is_cut(family: str, is_
         model.zero_grad()
         batches = CausalLimit.of(rows, micro_batch).batches(rows, [np.arange(ROWS)], 0)
         assert len(batches) > 1 or micro_batch == ROWS
-        loss = accumulate(model, batches)
-        assert float(loss) == pytest.approx(expected, rel=bound)
+        fused = accumulate(model, batches)
+        assert float(fused) == pytest.approx(expected, rel=bound)
         found = gradients(model)
         assert found.keys() == wanted.keys()
         for name, gradient in wanted.items():
@@ -152,15 +151,15 @@ def test_short_rows_on_a_cpu_have_their_own_attention(rows: Rows, monkeypatch: p
         widths.append(query.shape[2])
         return causal_attention(query, *others)
 
-    monkeypatch.setattr(loss, "causal_attention", attended)
+    monkeypatch.setattr(fused, "causal_attention", attended)
     model = model_of("qwen2").train()
     batch = CausalLimit.of(rows, ROWS).batches(rows, [np.arange(ROWS)], 0)[0]
     batch.loss_sum(model)
     assert widths == 2 * [batch.input_ids.shape[1]], "in each layer"
-    monkeypatch.setattr(loss, "LONGEST", batch.input_ids.shape[1] - 1)
+    monkeypatch.setattr(fused, "LONGEST", batch.input_ids.shape[1] - 1)
     batch.loss_sum(model)
     assert len(widths) == 2
-    monkeypatch.setattr(loss, "LONGEST", 512)
+    monkeypatch.setattr(fused, "LONGEST", 512)
     set_dropout(model, 0.5)
     batch.loss_sum(model)
     assert len(widths) == 2, "it has no dropout"

@@ -31,8 +31,7 @@ from worker.training.generation.serving import learned_new_tokens
 from worker.training.models.model_files import readable_config, validate_folder
 from worker.training.network.model import load
 from worker.training.tasks.causal import builtin
-from worker.training.tasks.causal.flops import CausalFlops
-from worker.training.tasks.causal.layout import layout_of
+from worker.training.tasks.causal.layout import CausalFlops, layout_of
 from worker.training.tasks.causal.task import Causal
 
 CHATS = EXAMPLES.with_name("chats.jsonl")

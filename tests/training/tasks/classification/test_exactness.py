@@ -15,11 +15,11 @@ from tests.support.samples import dataset_summary
 from tests.training.tasks.classification.families import FAMILIES, LABELS, VOCABULARY, model_of
 from worker.training.dataset.data import PreparedDataset, Rows, Writer
 from worker.training.loop import accumulate
-from worker.training.tasks.classification import fused, packed
-from worker.training.tasks.classification.limits import ClassLimit
-from worker.training.tasks.classification.loss import ClassLoss
+from worker.training.tasks.classification import fused
+from worker.training.tasks.classification.batches import ClassLimit
+from worker.training.tasks.classification.fused import ClassLoss
 from worker.training.tasks.classification.task import Classification
-from worker.training.tasks.dropout import set_dropout
+from worker.training.tasks.compiled import set_dropout
 
 ROWS, PAD = 9, 1
 SINGLE, SEVERAL = ClassLoss(3), ClassLoss(3, several=True)
@@ -121,7 +121,7 @@ def test_no_padding_goes_through_the_layers_of_known_encoders(family: str, rows:
 
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(PACKED)))
 def test_encoders_that_are_not_known_are_left_as_they_are(family: str) -> None:
-    assert packed.pack(model_of(family)) == 0
+    assert fused.pack(model_of(family)) == 0
 
 
 def test_layers_that_are_recomputed_are_those_of_transformers(rows: Rows) -> None:
@@ -136,8 +136,8 @@ def test_layers_that_are_recomputed_are_those_of_transformers(rows: Rows) -> Non
 
 
 def test_a_decoder_is_left_as_it_is() -> None:
-    assert packed.pack(model_of("bert")) == 1
-    assert packed.pack(model_of("bert", is_decoder=True)) == 0
+    assert fused.pack(model_of("bert")) == 1
+    assert fused.pack(model_of("bert", is_decoder=True)) == 0
 
 
 def test_there_is_no_mask_where_no_row_is_padded(tmp_path_factory: pytest.TempPathFactory, rows: Rows) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.training.tasks.classification.families import FAMILIES, config_of, model_of
-from worker.training.tasks.classification.flops import ClassFlops
+from worker.training.tasks.classification.layout import ClassFlops
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.evaluation_metrics import EvaluationMetric
-from jobs.labels import ConfusionMatrix
-from worker.training.scores.intervals import score
+from jobs.evaluation_metrics import ConfusionMatrix, EvaluationMetric
+from worker.training.scores.statistics import score
 from worker.training.tasks.classification import confusion, metrics
 from worker.training.tasks.classification.metrics import label_statistics
 

@@ -17,8 +17,8 @@ from transformers import AutoModelForSequenceClassification
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import BadData, NotPrepared, Rejected
+from jobs.evaluation_metrics import CONFUSION, ConfusionMatrix
 from jobs.events import EvaluationFinished
-from jobs.labels import CONFUSION, ConfusionMatrix
 from jobs.preview import DataPreview
 from jobs.spec import parse_spec
 from tests.training.attempts import attempt, facts, finished, same_tensors, trained
@@ -29,7 +29,7 @@ from tests.training.workplace import EXAMPLES, SHARED_DATA, Workplace
 from worker.training.dataset import inspection
 from worker.training.dataset.data import PreparedDataset
 from worker.training.models import model_store
-from worker.training.scores import intervals
+from worker.training.scores import statistics
 from worker.training.tasks.classification import layout
 
 WORDS = {"refund": "my money back for the kettle", "delivery": "where is my parcel", "other": "i have a question"}
@@ -114,7 +114,7 @@ def test_a_pretrained_encoder_gets_a_head_that_is_named_and_learns(
     kept = stored.keys() - NEW[family]
     assert all(torch.equal(stored[name], before[name].to(torch.bfloat16)) for name in kept)
     assert before.keys() - stored.keys(), "what is for pretraining alone is not in the store"
-    monkeypatch.setattr(intervals, "LEAST_ROWS", 2)
+    monkeypatch.setattr(statistics, "LEAST_ROWS", 2)
     assert attempt(run) == 0
     seen = facts(run, EvaluationFinished)
     assert seen[-1].loss < seen[0].loss + 0.05

@@ -12,7 +12,7 @@ from worker.training.dataset.data import Int64, PreparedDataset, Rows, Writer
 from worker.training.steps.order import StepOrder
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.limits import MIN_POSITIONS, cut, widths
-from worker.training.tasks.seq2seq.limits import PairLimit
+from worker.training.tasks.seq2seq.batches import PairLimit
 from worker.training.tasks.widths import PairWidths
 
 

@@ -25,7 +25,7 @@ from worker.training.journal import Journal
 from worker.training.network import guards
 from worker.training.optimizers.adamw import AdamW
 from worker.training.steps.randomness import seed_step
-from worker.training.tasks.dropout import set_dropout
+from worker.training.tasks.compiled import set_dropout
 from worker.training.tasks.seq2seq import compiled
 from worker.training.tasks.seq2seq.compiled import CompiledBlocks, compile_blocks
 from worker.training.tasks.seq2seq.fused import fuse

@@ -20,12 +20,12 @@ from transformers.models.umt5.modeling_umt5 import UMT5LayerNorm
 from jobs.errors import Rejected
 from tests.support.samples import dataset_summary
 from tests.training.tasks.seq2seq.families import FAMILIES, VOCABULARY, config_of, model_of
-from worker.training.adapters.full import weights_of
+from worker.training.adapters.method import weights_of
 from worker.training.dataset.data import PreparedDataset, Rows, Writer
 from worker.training.loop import accumulate
 from worker.training.models.model_files import validate_folder
-from worker.training.tasks.seq2seq.flops import PairFlops
-from worker.training.tasks.seq2seq.limits import PairLimit
+from worker.training.tasks.seq2seq.batches import PairLimit
+from worker.training.tasks.seq2seq.layout import PairFlops
 from worker.training.tasks.seq2seq.self_check import configure
 from worker.training.tasks.seq2seq.task import Seq2Seq
 

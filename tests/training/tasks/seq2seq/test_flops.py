@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tests.training.conftest import CONFIG, XL, tiny_model
 from worker.training.tasks.flops import CHUNK
-from worker.training.tasks.seq2seq.flops import PairFlops
+from worker.training.tasks.seq2seq.layout import PairFlops
 
 
 def lengths(*values: int) -> npt.NDArray[np.int32]:

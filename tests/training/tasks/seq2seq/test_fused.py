@@ -28,7 +28,7 @@ from tests.training.tasks.seq2seq.comparison import (
 )
 from tests.training.tasks.seq2seq.families import model_of
 from worker.training.network import guards
-from worker.training.tasks.dropout import set_dropout
+from worker.training.tasks.compiled import set_dropout
 from worker.training.tasks.seq2seq import attention as t5_attention
 from worker.training.tasks.seq2seq.fused import ALL, PATCHES, Patch, fuse, unfuse
 from worker.training.tasks.seq2seq.loss import token_loss_sum

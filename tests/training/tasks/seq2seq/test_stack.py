@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.tasks.seq2seq.comparison import by_transformers, by_us, make_batch, make_model
-from worker.training.tasks.dropout import set_dropout
+from worker.training.tasks.compiled import set_dropout
 from worker.training.tasks.seq2seq import attention as t5_attention
 from worker.training.tasks.seq2seq.fused import ALL, Patch, fuse
 from worker.training.tasks.seq2seq.loss import token_loss_sum

@@ -16,13 +16,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from worker.training.dataset.data import Int64, Rows
 from worker.training.steps.shape import MicroBatchShape
-from worker.training.tasks.causal.loss import learned_evaluated, learned_loss_sum
+from worker.training.tasks.causal.fused import learned_evaluated, learned_loss_sum
+from worker.training.tasks.compiled import onto
 from worker.training.tasks.evaluated import Evaluated, Floats, sums
-from worker.training.tasks.moving import onto
+from worker.training.tasks.limits import MicroBatchLimit
 
-if TYPE_CHECKING:  # the GPU benchmarks run where there is no pydantic
+if TYPE_CHECKING:
     from jobs.events import Sample
-
 LEAST_PROMPT = 32
 """Tokens of a plain text that a sample begins with, or half of them."""
 
@@ -152,3 +152,17 @@ def _text(tokenizer: PreTrainedTokenizerBase, tokens: torch.Tensor) -> str:
     text = tokenizer.decode(tokens, skip_special_tokens=True)
     assert isinstance(text, str)
     return text.strip()
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+# How many rows of a causal model go through it at once.
+
+
+@dataclass(frozen=True)
+class CausalLimit(MicroBatchLimit["CausalBatch"]):
+    """`input` are the tokens of a row, padded; `target` those of them that are learned, which are not."""
+
+    def batch(self, rows: Rows, chosen: Int64, pad_id: int, input_width: int, target_width: int) -> CausalBatch:
+        """These rows, padded to this width."""
+
+        return causal_batch(rows, chosen, pad_id, input_width, target_width)

@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from jobs.text.units import format_bytes, format_duration
-from worker.training.machine.cpu_limit import ROW_S, Endless, costly_template, cpu_limit
-from worker.training.machine.host import TooLarge, memory_growth
+from worker.training.machine.host import ROW_S, Endless, TooLarge, costly_template, cpu_limit, memory_growth
 from worker.training.rows.chat import ASSISTANT, SYSTEM, Turn
 from worker.training.rows.row import SPECIAL, Defect
 from worker.training.rows.text import Texts

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from worker.training.tasks.causal.loss import learned_loss_sum, needs_no_mask
+from worker.training.tasks.causal.fused import learned_loss_sum, needs_no_mask
 from worker.training.tasks.compiled import Backend, CompiledLayers
 
 if TYPE_CHECKING:

@@ -18,16 +18,13 @@ from worker.training.dataset.encoding import Limits
 from worker.training.dataset.tokens import TokenizerState, guessed_tokens
 from worker.training.journal import Journal
 from worker.training.rows.text import Template, Templates, Texts
-from worker.training.steps.safe_size import SafeSize
-from worker.training.steps.shape import Lengths, MicroBatchShape
-from worker.training.tasks.built import positions_of
+from worker.training.steps.shape import Lengths, MicroBatchShape, SafeSize
 from worker.training.tasks.causal import builtin
-from worker.training.tasks.causal.flops import CausalFlops
-from worker.training.tasks.causal.layout import build, layers_of, layout_of
-from worker.training.tasks.causal.limits import CausalLimit
+from worker.training.tasks.causal.batches import CausalLimit
+from worker.training.tasks.causal.layout import CausalFlops, build, layers_of, layout_of
 from worker.training.tasks.causal.rows import CausalEncoder, CausalTokenizer, spans_of, tried
 from worker.training.tasks.columns import WHOLE, choose_templates, recognize
-from worker.training.tasks.layout import Layout, check_positions
+from worker.training.tasks.layout import Layout, check_positions, positions_of
 from worker.training.tasks.task import BuiltinModel, Config, Prompt, Usage
 from worker.training.tasks.unlabelled import Unlabelled
 from worker.training.tasks.widths import PairWidths

@@ -6,20 +6,21 @@ Rows are padded at their ends. Where none is, there is no attention mask, and at
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from worker.training.dataset.data import Int64, Rows
+from worker.training.steps.order import rounded
 from worker.training.steps.shape import MicroBatchShape
-from worker.training.tasks.classification.loss import ClassLoss
+from worker.training.tasks.classification.fused import ClassLoss, logits_of
 from worker.training.tasks.classification.metrics import names, probable
-from worker.training.tasks.classification.packed import logits_of
+from worker.training.tasks.compiled import onto
 from worker.training.tasks.evaluated import Evaluated, Floats
-from worker.training.tasks.moving import onto
+from worker.training.tasks.limits import MicroBatchLimit
 
 if TYPE_CHECKING:
     from jobs.events import Sample
@@ -130,3 +131,35 @@ def _text(tokenizer: PreTrainedTokenizerBase, tokens: torch.Tensor) -> str:
     text = tokenizer.decode(tokens, skip_special_tokens=True)
     assert isinstance(text, str)
     return text.strip()
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+# How many texts go through a classifier at once.
+
+
+@dataclass(frozen=True)
+class ClassLimit(MicroBatchLimit["ClassBatch"]):
+    """Texts are padded; labels, however many, count as one token."""
+
+    least_positions: ClassVar[int] = 4096
+    """Encoders are small: what a micro-batch costs besides its positions, launches on a GPU and gradients that are
+    cleared and added up on a CPU, is more of its time."""
+    loss: ClassLoss = field(default_factory=lambda: ClassLoss(1))
+
+    def with_loss(self, loss: ClassLoss) -> ClassLimit:
+        """With which its micro-batches are learned."""
+        return replace(self, loss=loss)
+
+    @classmethod
+    def longest_of(cls, rows: Rows) -> tuple[int, int]:
+        """See `MicroBatchLimit`."""
+        return int(rounded(rows.input_lengths).max()), 1
+
+    def widths(self, rows: Rows, chosen: Int64) -> tuple[int, int]:
+        """See `MicroBatchLimit`."""
+        return int(rounded(rows.input_lengths[chosen]).max()), 1
+
+    def batch(self, rows: Rows, chosen: Int64, pad_id: int, input_width: int, target_width: int) -> ClassBatch:
+        """These rows, padded to this width."""
+
+        return class_batch(rows, chosen, pad_id, input_width, self.loss)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jobs.labels import ConfusionMatrix
+from jobs.evaluation_metrics import ConfusionMatrix
 from worker.training.dataset.data import Int64
 
 MOST = 20

@@ -6,17 +6,183 @@ code takes for granted of it is checked on the model itself, before it trains.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
+from jobs.evaluation_metrics import LabelPlan
 from jobs.text.units import format_share
+from worker.training.dataset.data import Int64, Rows
 from worker.training.kernels.dropout import FusedDropout
-from worker.training.tasks.classification.packed import logits_of, pack
-from worker.training.tasks.dropout import set_dropout
+from worker.training.kernels.packed_attention import PackedRows, packed_attention
+from worker.training.tasks.classification.metrics import truth_of
+from worker.training.tasks.compiled import set_dropout
 from worker.training.tasks.self_check import SelfCheck, short_rows
+
+if TYPE_CHECKING:
+    import torch
+
+# -- packed ------------------------------------------------------------------------------------------------------------
+# Encoders of the BERT kind on a CPU: no token of padding goes through a layer, and of the last one only what is asked.
+#
+# The head of these classifiers looks at the first token of a row. So in the last layer the other tokens are keys and
+# values and nothing else. A module's class is exchanged, as in `fused.py`; its layers and their order are those of
+# transformers, and so are the numbers.
+
+ENCODERS = ("BertEncoder", "RobertaEncoder", "XLMRobertaEncoder", "CamembertEncoder", "ElectraEncoder")
+"""Classes of transformers whose layers and heads do the same."""
+
+
+class PackedEncoder(nn.Module):
+    """An encoder that, given packed rows, returns the last states of their first tokens alone: [B, 1, D]."""
+
+    layer: nn.ModuleList
+
+    def forward(
+        self, hidden_states: torch.Tensor, *arguments: Any, packed_rows: PackedRows | None = None, **options: Any
+    ) -> Any:
+        """[1, T, D]. Without rows it is transformers' own."""
+        if packed_rows is None:
+            return super().forward(hidden_states, *arguments, **options)
+        rows, hidden = packed_rows, hidden_states[0]
+        *before, last = self.layer
+        for layer in before:
+            hidden = _layer(layer, hidden, hidden, rows)
+        hidden = _layer(last, hidden, hidden.index_select(0, rows.firsts), rows)
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden.index_select(0, rows.order)[:, None])
+
+
+def pack(model: nn.Module) -> int:
+    """Exchange the encoder where it is one of those that are known, in place; returns how many."""
+    found = [module for module in model.modules() if _is_known(module)]
+    for module in found:
+        module.__class__ = _packed(type(module))  # type: ignore[arg-type]  # a class is hashable, whatever mypy makes of Module
+    return len(found)
+
+
+def logits_of(
+    model: PreTrainedModel, input_ids: torch.Tensor, attention_mask: torch.Tensor | None, lengths: Int64
+) -> torch.Tensor:
+    """[B, S] padded behind each row, [B, S] 1 where there is a token (None: everywhere), [B] tokens -> [B, K]."""
+    packs = isinstance(getattr(model.base_model, "encoder", None), PackedEncoder)
+    # A layer that is recomputed is called by transformers.
+    if packs and input_ids.device.type == "cpu" and not model.is_activation_checkpointing:
+        rows = PackedRows.of(lengths, input_ids.shape[1])
+        ids = input_ids.flatten().index_select(0, rows.places)
+        found = model(input_ids=ids[None], position_ids=(rows.within + _first_position(model))[None], packed_rows=rows)
+    else:
+        if packs and attention_mask is not None:
+            # As attention takes it: of another, transformers asks the device whether all is 1, and the host waits.
+            attention_mask = attention_mask[:, None, None, :].bool()
+        found = model(input_ids=input_ids, attention_mask=attention_mask)
+    logits: torch.Tensor = found.logits
+    return logits
+
+
+def _first_position(model: PreTrainedModel) -> int:
+    """Number of the embedding of a row's first place: some families count from that of padding."""
+    embeddings: Any = model.base_model.embeddings
+    counts_from_padding = hasattr(embeddings, "create_position_ids_from_input_ids")
+    return int(embeddings.padding_idx) + 1 if counts_from_padding else 0
+
+
+def _is_known(module: nn.Module) -> bool:
+    kind, config = type(module), getattr(module, "config", None)
+    return (
+        kind.__module__.startswith("transformers.")
+        and kind.__name__ in ENCODERS
+        and not getattr(config, "is_decoder", False)
+        and not getattr(config, "add_cross_attention", False)
+    )
+
+
+@functools.cache
+def _packed(kind: Any) -> type[nn.Module]:
+    return type(f"Packed{kind.__name__}", (PackedEncoder, kind), {})
+
+
+def _layer(layer: Any, hidden: torch.Tensor, asked: torch.Tensor, rows: PackedRows) -> torch.Tensor:
+    """[T, D] -> those of `asked`: all of them, or the first of each row."""
+    own = layer.attention.self
+    attended = packed_attention(
+        own.query(asked), own.key(hidden), own.value(hidden), rows, own.num_attention_heads, own.scaling,
+        own.dropout.p if own.training else 0.0,
+    )  # fmt: skip
+    attended = layer.attention.output(attended, asked)
+    result: torch.Tensor = layer.output(layer.intermediate(attended), attended)
+    return result
+
+
+# -- loss --------------------------------------------------------------------------------------------------------------
+# The loss of a classifier: a row is its unit, whatever the number of its labels.
+
+
+@dataclass(frozen=True)
+class ClassLoss:
+    """Cross entropy over the classes; where a row has several labels, binary, the mean over the classes."""
+
+    classes: int
+    several: bool = False
+    weights: tuple[float, ...] | None = None
+    """Of classes: what the loss of a row of that class, or of having that label, is multiplied by."""
+
+    def labels(self, rows: Rows, chosen: Int64) -> torch.Tensor:
+        """[B] the number of each row's label; of `several` [B, K], 1 where a row has a label, else 0. int64."""
+        import torch
+
+        return torch.from_numpy(truth_of(rows, chosen, self.classes, several=self.several))
+
+    def empty_labels(self, rows: int, device: torch.device) -> torch.Tensor:
+        """Without values."""
+        import torch
+
+        size = (rows, self.classes) if self.several else (rows,)
+        return torch.empty(size, dtype=torch.int64, device=device)
+
+    def sum(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """[B, K] and labels on the same device -> the loss summed over rows (0-dim, nats), in fp32 or better."""
+        return self._loss(logits, labels, "sum")
+
+    def of_rows(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The same -> [B] that of each row."""
+        losses = self._loss(logits, labels, "none")
+        return losses.sum(1) if self.several else losses
+
+    def _loss(self, logits: torch.Tensor, labels: torch.Tensor, reduction: str) -> torch.Tensor:
+        import torch
+        import torch.nn.functional as F
+
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        weights = None if self.weights is None else wide.new_tensor(self.weights)
+        if not self.several:
+            return F.cross_entropy(wide, labels, weight=weights, reduction=reduction)
+        of_all = F.binary_cross_entropy_with_logits(
+            wide, labels.to(wide.dtype), pos_weight=weights, reduction=reduction
+        )
+        return of_all / self.classes
+
+
+def balanced(labels: Sequence[LabelPlan], rows: int, *, several: bool) -> tuple[float, ...]:
+    """Weights with which every class counts the same, by how many of `rows` have it; their mean over rows is 1.
+
+    Of several labels a row: having a label counts in all as much as not having it. A class of no row has weight 1.
+    """
+    present = sum(label.rows > 0 for label in labels)
+    return tuple(
+        1.0 if not label.rows else max(1, rows - label.rows) / label.rows if several else rows / (present * label.rows)
+        for label in labels
+    )
+
+
+# -- fused -------------------------------------------------------------------------------------------------------------
 
 _CHECK = SelfCheck(
     "an encoder", "models of the families BERT, RoBERTa, DeBERTa, ModernBERT and DistilBERT are known to work"

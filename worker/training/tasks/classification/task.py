@@ -12,8 +12,7 @@ import numpy as np
 
 from jobs.companions import CompanionColumns
 from jobs.errors import Rejected
-from jobs.evaluation_metrics import EvaluationMetric, metrics_of
-from jobs.labels import LabelPlan
+from jobs.evaluation_metrics import EvaluationMetric, LabelPlan, metrics_of
 from jobs.plan import DataPlan
 from jobs.preview import SpanPreview
 from jobs.spec import DataSpec, JobSpec
@@ -24,17 +23,20 @@ from worker.training.journal import Journal
 from worker.training.rows.labels import KnownLabels, LabelTemplate, labels_in
 from worker.training.rows.text import Templates, Texts
 from worker.training.scores.statistics import Floats
-from worker.training.steps.safe_size import SafeSize
-from worker.training.steps.shape import Lengths, MicroBatchShape
-from worker.training.tasks.asked import asked_input
+from worker.training.steps.shape import Lengths, MicroBatchShape, SafeSize
 from worker.training.tasks.classification import builtin, layout, metrics
-from worker.training.tasks.classification.flops import ClassFlops
-from worker.training.tasks.classification.labels import chosen_labels, how_read, rows_of_labels
-from worker.training.tasks.classification.limits import ClassLimit
-from worker.training.tasks.classification.loss import ClassLoss, balanced
+from worker.training.tasks.classification.batches import ClassLimit
+from worker.training.tasks.classification.fused import ClassLoss, balanced
+from worker.training.tasks.classification.labels import (
+    ClassEncoder,
+    ClassTokenizer,
+    chosen_labels,
+    how_read,
+    rows_of_labels,
+)
+from worker.training.tasks.classification.layout import ClassFlops
 from worker.training.tasks.classification.report import ClassReport
-from worker.training.tasks.classification.rows import ClassEncoder, ClassTokenizer
-from worker.training.tasks.columns import LABELLED, choose_templates, recognize
+from worker.training.tasks.columns import LABELLED, asked_input, choose_templates, recognize
 from worker.training.tasks.layout import Layout, check_positions
 from worker.training.tasks.task import BuiltinModel, Config, Measured, Prompt, Usage
 from worker.training.tasks.widths import InputWidths

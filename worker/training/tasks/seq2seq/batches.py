@@ -12,11 +12,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from worker.training.dataset.data import Int64, Rows
 from worker.training.kernels.head_loss import IGNORED
 from worker.training.steps.shape import MicroBatchShape
+from worker.training.tasks.compiled import onto
 from worker.training.tasks.evaluated import Evaluated, Floats, sums
-from worker.training.tasks.moving import onto
+from worker.training.tasks.limits import MicroBatchLimit
 from worker.training.tasks.seq2seq.loss import token_loss_sum, tokens_evaluated
 
-if TYPE_CHECKING:  # the GPU benchmarks run where there is no pydantic
+if TYPE_CHECKING:
     from jobs.events import Sample
 
 
@@ -110,3 +111,17 @@ def empty_batch(shape: MicroBatchShape, *, padded: bool, device: torch.device) -
         rows=np.arange(shape.rows),
         input_padded=padded,
     )
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+# How many rows of seq2seq go through the model at once.
+
+
+@dataclass(frozen=True)
+class PairLimit(MicroBatchLimit["PairBatch"]):
+    """Inputs and targets are padded apart."""
+
+    def batch(self, rows: Rows, chosen: Int64, pad_id: int, input_width: int, target_width: int) -> PairBatch:
+        """These rows, padded to these widths."""
+
+        return pair_batch(rows, chosen, pad_id, input_width, target_width)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from jobs.text.units import format_number
 from worker.training.kernels.head_loss import IGNORED
-from worker.training.tasks.dropout import set_dropout
+from worker.training.tasks.compiled import set_dropout
 from worker.training.tasks.self_check import SelfCheck
 from worker.training.tasks.seq2seq.fused import fuse, has_t5_stacks
 from worker.training.tasks.seq2seq.loss import token_loss_sum

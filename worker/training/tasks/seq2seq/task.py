@@ -18,16 +18,12 @@ from worker.training.dataset.encoding import Limits
 from worker.training.dataset.tokens import TokenizerState, guessed_tokens
 from worker.training.journal import Journal
 from worker.training.rows.text import Templates, Texts
-from worker.training.steps.safe_size import SafeSize
-from worker.training.steps.shape import Lengths, MicroBatchShape
-from worker.training.tasks.asked import asked_input
-from worker.training.tasks.built import positions_of
-from worker.training.tasks.columns import PAIRS, choose_templates, recognize
-from worker.training.tasks.layout import Layout
+from worker.training.steps.shape import Lengths, MicroBatchShape, SafeSize
+from worker.training.tasks.columns import PAIRS, asked_input, choose_templates, recognize
+from worker.training.tasks.layout import Layout, positions_of
 from worker.training.tasks.seq2seq import builtin
-from worker.training.tasks.seq2seq.flops import PairFlops
-from worker.training.tasks.seq2seq.layout import architecture_of, build, is_t5, layers_of, layout_of
-from worker.training.tasks.seq2seq.limits import PairLimit
+from worker.training.tasks.seq2seq.batches import PairLimit
+from worker.training.tasks.seq2seq.layout import PairFlops, architecture_of, build, is_t5, layers_of, layout_of
 from worker.training.tasks.seq2seq.rows import PairEncoder
 from worker.training.tasks.task import BuiltinModel, Config, Prompt, Usage
 from worker.training.tasks.unlabelled import Unlabelled
