@@ -1,4 +1,4 @@
-"""What people see in a terminal: figures (durations, sizes, losses, times), progress bars, and no control characters."""
+"""What people see in a terminal: figures (durations, sizes, losses, times), progress bars, no control characters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a trainer process finds things, and whether it is asked to stop. Read from the environment once, in `__main__`, and passed down."""
+"""Where a trainer process finds things, read from the environment once and passed down; and whether it is to stop."""
 
 from __future__ import annotations
 
