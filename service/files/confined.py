@@ -33,7 +33,7 @@ from service.errors import error_response
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@=-]{0,254}")
 """Names that are the same everywhere: in an address, in a header, in a tar, on any file system. We write no others."""
 # The trainer's own words can be read at /logs, where what looks like a secret is taken out.
-_OURS = frozenset({"lock", "events.lock", "request", "sinks", "trainer.log", "attempts"})
+_OURS = frozenset({"lock", "events.lock", "sinks", "trainer.log", "attempts"})
 # Opening a pipe would wait for its other end.
 _ANY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 _NOT_THERE = {

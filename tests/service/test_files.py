@@ -83,7 +83,7 @@ def test_files_are_listed_in_pages_and_each_can_be_had(service: Service, job: st
 def test_what_is_our_own_business_is_neither_listed_nor_had(service: Service, job: str) -> None:
     run = service.run(job).path
     kept_back = [
-        "lock", "events.lock", "request", "sinks/discord.json", "trainer.log", "tmp-x",
+        "lock", "events.lock", "sinks/discord.json", "trainer.log", "tmp-x",
         "checkpoints/tmp-step-00000001/x", ".plan.json.1234", "model/.hidden", "attempts/tmp-1/x", "model/a b",
         "model/ü", 'model/a"b', "model/a\nb", "model/a\\b",
     ]  # fmt: skip

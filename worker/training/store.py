@@ -18,10 +18,11 @@ from typing import Any
 
 from jobs.disk.files import sync_folder
 from jobs.errors import BadData, DiskFull, Rejected
-from jobs.text.units import GIB, bytes_alike, format_bytes
+from jobs.text.units import GIB, MIB, bytes_alike, format_bytes
 
 _POLL_S = 0.5
 _SPARE_BYTES = GIB
+_BLOCK_BYTES = 8 * MIB
 _PARTIAL = "partial-"
 _FORGOTTEN_S = 7 * 24 * 3600
 
@@ -29,6 +30,16 @@ _FORGOTTEN_S = 7 * 24 * 3600
 def content_key(facts: list[Any]) -> str:
     """Name of the folder whose content these facts decide: 24 hex digits."""
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+
+
+def fingerprint(path: Path, progress: Callable[[], object]) -> str:
+    """sha256 of the content, hexadecimal. `progress` is called at every 8 MiB."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+            progress()
+    return digest.hexdigest()
 
 
 def make_once(

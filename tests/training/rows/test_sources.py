@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from jobs.errors import BadData, Rejected, StageError
-from worker.training.rows.sources import find_file, fingerprint
+from worker.training.rows.sources import find_file
+from worker.training.store import fingerprint
 
 NOBODY = 65534
 

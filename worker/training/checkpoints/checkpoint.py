@@ -31,11 +31,11 @@ from worker.training.checkpoints.evaluated import EvaluationRecord
 from worker.training.journal import Journal
 from worker.training.models.model_files import SINGLE
 from worker.training.optimizers.optimizer import Optimizer
-from worker.training.rows.sources import fingerprint
 from worker.training.steps import order
 from worker.training.steps.learning_rate import Correction
 from worker.training.steps.randomness import restore_rng
 from worker.training.steps.shape import SafeSize
+from worker.training.store import fingerprint
 from worker.training.window import Window
 
 WEIGHTS = SINGLE

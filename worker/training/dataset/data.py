@@ -25,7 +25,7 @@ import numpy.typing as npt
 from jobs.dataset_report import DatasetSummary
 from jobs.errors import BadData
 from jobs.frozen import Frozen
-from worker.training.rows.sources import fingerprint
+from worker.training.store import fingerprint
 
 if TYPE_CHECKING:
     from jobs.dataset_report import DatasetSummary

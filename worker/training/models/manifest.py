@@ -15,7 +15,7 @@ from jobs.disk.rundir import RunDir
 from jobs.errors import Rejected
 from jobs.export import EXPORTS, REPORT, ExportFormat, ExportReport
 from jobs.text.units import format_number
-from worker.training.rows.sources import fingerprint
+from worker.training.store import fingerprint
 
 MANIFEST = "manifest.json"
 README = "README.md"

@@ -55,9 +55,8 @@ from worker.training.models.model_files import (
     validate_folder,
     weight_files,
 )
-from worker.training.rows.sources import fingerprint
 from worker.training.settings import TrainerSettings
-from worker.training.store import make_once, require_room
+from worker.training.store import fingerprint, make_once, require_room
 from worker.training.tasks.task import Task
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import ClassVar, NoReturn, Protocol
 
 from jobs.errors import BadData, Rejected
+from worker.training.store import fingerprint
 
 _BLOCK = 8 << 20
 Refuse = Callable[[str, str, str], NoReturn]
@@ -194,16 +195,6 @@ def changed_error(name: str, param: str) -> BadData:
         f"{param}: {name} changed while it was read", code="file_changed", param=param,
         hint="submit again when it is complete",
     )  # fmt: skip
-
-
-def fingerprint(path: Path, progress: Callable[[], object]) -> str:
-    """sha256 of the content, hexadecimal. `progress` is called at every 8 MiB."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            progress()
-    return digest.hexdigest()
 
 
 @contextmanager
