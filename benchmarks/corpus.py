@@ -12,7 +12,7 @@ from jobs.events import JobSubmitted
 from jobs.spec import parse_spec
 from worker.training.check import check
 from worker.training.dataset.data import PreparedDataset
-from worker.training.doctor.small_t5 import write_checkpoint
+from worker.training.doctor.random_t5 import write_checkpoint
 from worker.training.journal import Journal
 from worker.training.prepare import prepare
 from worker.training.settings import TrainerSettings

@@ -64,7 +64,8 @@ def job(file: Path, rate: float, epochs: int, arguments: argparse.Namespace) -> 
     from benchmarks.corpus import prepared_job
     from worker.training.journal import Journal
     from worker.training.readme import evaluations_of
-    from worker.training.settings import StopSignal, TrainerSettings
+    from worker.training.settings import TrainerSettings
+    from worker.training.stop import StopSignal
     from worker.training.train import train
 
     with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:

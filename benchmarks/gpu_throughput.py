@@ -47,7 +47,7 @@ from benchmarks.gpu_ladder import LADDER, MICRO_BATCH, OURS, SEED, LadderConfigu
 from benchmarks.random_rows import LENGTHS, LONGEST, random_rows, read_lengths, synthetic_lengths, write_lengths
 from jobs.gpus import peak_flops
 from jobs.text.units import format_duration
-from worker.training.doctor.small_t5 import SHAPES as CHECKPOINTS
+from worker.training.doctor.random_t5 import SHAPES as CHECKPOINTS
 from worker.training.machine import expandable_segments
 from worker.training.tasks.seq2seq.layout import PairFlops
 

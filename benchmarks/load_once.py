@@ -29,7 +29,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from benchmarks.command_line import ROOT, parse
 from jobs.text.units import GIB, bytes_alike
-from worker.training.doctor.small_t5 import SHAPES, write_checkpoint
+from worker.training.doctor.random_t5 import SHAPES, write_checkpoint
 from worker.training.journal import Journal
 from worker.training.machine.usage import process_bytes
 from worker.training.models import model_store

@@ -48,7 +48,7 @@ from jobs.spec import LoraMethod, TrainingSpec
 from jobs.text.units import GIB, format_bytes, format_duration
 from worker.training.adapters.lora import Lora
 from worker.training.adapters.method import Full, Method
-from worker.training.doctor.small_t5 import SHAPES
+from worker.training.doctor.random_t5 import SHAPES
 from worker.training.journal import Journal
 from worker.training.machine.usage import process_bytes
 from worker.training.optimizers.optimizer import Optimizer, make_optimizer

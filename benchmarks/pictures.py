@@ -26,7 +26,7 @@ from jobs.disk.files import write_atomically
 from jobs.gpus import REFERENCE
 from jobs.spec import parse_spec
 from longhaul.demo import run_demo
-from worker.training.doctor.small_t5 import SHAPES
+from worker.training.doctor.random_t5 import SHAPES
 from worker.training.planning.budget import find_budget
 from worker.training.planning.memory_plan import plan_memory
 from worker.training.planning.picture import draw

@@ -64,8 +64,8 @@ from worker.training.planning.budget import on_gpu
 from worker.training.planning.ladder import Setting
 from worker.training.planning.memory_plan import CONTEXT_BYTES, plan_memory
 from worker.training.result import write_result
-from worker.training.settings import StopSignal
 from worker.training.steps.shape import MicroBatchShape
+from worker.training.stop import StopSignal
 from worker.training.tasks.causal import builtin
 from worker.training.tasks.seq2seq import builtin as builtin_t5
 from worker.training.tasks.task import Task

@@ -53,7 +53,7 @@ from jobs.text.units import GIB, MIB
 from worker.training.adapters.method import weights_of
 from worker.training.checkpoints.checkpoint import OPTIMIZER, WEIGHTS
 from worker.training.checkpoints.saving import copy_tensors, make_buffers
-from worker.training.doctor.small_t5 import SHAPES, write_checkpoint
+from worker.training.doctor.random_t5 import SHAPES, write_checkpoint
 from worker.training.machine.host import host_memory
 from worker.training.network.model import load
 from worker.training.optimizers.adamw_offload import STATE_BYTES

@@ -46,7 +46,7 @@ from jobs.memory_plan import OptimizerName
 from jobs.spec import LoraMethod, TrainingSpec
 from jobs.text.units import GIB, MIB
 from worker.training.adapters.lora import Lora
-from worker.training.doctor.small_t5 import SHAPES
+from worker.training.doctor.random_t5 import SHAPES
 from worker.training.journal import Journal
 from worker.training.machine.device import has_native_bf16
 from worker.training.machine.numerics import repeat_shared_heads

@@ -37,7 +37,7 @@ FOLDER = Path(__file__).parent
 IMPORTED = (
     *TRAINERS, "httpx", "requests", "torch.profiler", "transformers.models.auto.modeling_auto",
     "transformers.trainer_seq2seq", "service.main", "worker.publish", "worker.supervise",
-    "worker.training.doctor.small_t5",
+    "worker.training.doctor.random_t5",
 )  # fmt: skip
 """What takes long, before anything is forked."""
 LONGEST_S = 900.0

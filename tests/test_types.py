@@ -46,7 +46,7 @@ REASONS = {
     "worker/generation.py": PASSED_ON,
     "worker/suggestions.py": "values of a job's keys",
     "worker/training/checkpoints/checkpoint.py": "states of random generators",
-    "worker/training/doctor/small_t5.py": MODEL_CONFIG,
+    "worker/training/doctor/random_t5.py": MODEL_CONFIG,
     "worker/training/generation/serving.py": PASSED_ON,
     "worker/training/generation/writing.py": KEYWORDS,
     "worker/training/export/gguf_tokenizer.py": MODEL_CONFIG,

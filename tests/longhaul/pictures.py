@@ -31,7 +31,7 @@ from longhaul.plan import print_plan
 from longhaul.tables import print_job, print_jobs
 from longhaul.watch import print_event, status_line
 from service.openapi.examples import by_schema
-from worker.training.doctor.small_t5 import SHAPES
+from worker.training.doctor.random_t5 import SHAPES
 from worker.training.planning.budget import find_budget
 from worker.training.planning.memory_plan import plan_memory
 from worker.training.tasks.seq2seq.task import Seq2Seq

@@ -24,7 +24,8 @@ from tests.training.attempts import facts, finished
 from tests.training.conftest import MakeRun, write_model
 from tests.training.workplace import Workplace, pairs
 from worker.training.journal import Journal
-from worker.training.settings import StopSignal, TrainerSettings
+from worker.training.settings import TrainerSettings
+from worker.training.stop import StopSignal
 from worker.training.train import train
 
 pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(1200)]

@@ -20,7 +20,8 @@ from tests.training.conftest import MakeRun, write_model
 from worker.training.journal import Journal
 from worker.training.machine.out_of_memory import MemoryShortage
 from worker.training.memory.hard_limit import gpu_fraction, on_gpu
-from worker.training.settings import StopSignal, TrainerSettings
+from worker.training.settings import TrainerSettings
+from worker.training.stop import StopSignal
 from worker.training.train import train as train_here
 
 pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(1200)]

@@ -14,7 +14,8 @@ from jobs.events import AnyFact
 from jobs.metrics import MetricRow
 from tests.support.samples import read_lines
 from worker.training.journal import Journal
-from worker.training.settings import StopSignal, TrainerSettings
+from worker.training.settings import TrainerSettings
+from worker.training.stop import StopSignal
 from worker.training.train import train
 
 Kind = TypeVar("Kind")

@@ -22,8 +22,8 @@ from worker.training.dataset.data import PreparedDataset, Writer
 from worker.training.evaluate import Evaluation, evaluate
 from worker.training.loop import accumulate
 from worker.training.network.model import LoadedModel, load
-from worker.training.settings import StopAsked
 from worker.training.steps.shape import MicroBatchShape, SafeSize
+from worker.training.stop import StopAsked
 from worker.training.tasks.evaluated import Evaluated
 from worker.training.tasks.seq2seq.batches import PairBatch
 from worker.training.tasks.seq2seq.task import Seq2Seq

@@ -32,7 +32,8 @@ from jobs.reasons import Reason
 from jobs.text.units import format_bytes
 from worker.training.journal import Journal, end_if_over, unfenced
 from worker.training.machine.host import CHECK_S, limit_memory, limit_process
-from worker.training.settings import StopSignal, TrainerSettings, from_environment
+from worker.training.settings import TrainerSettings, from_environment
+from worker.training.stop import StopSignal
 
 log = logging.getLogger("longhaul.trainer")
 OOM_SCORE = Path("/proc/self/oom_score_adj")

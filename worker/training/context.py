@@ -34,10 +34,10 @@ from worker.training.optimizers.optimizer import Optimizer, make_optimizer
 from worker.training.pace import Pace
 from worker.training.ranks.ranks import Alone, Ranks
 from worker.training.run_length import RunLength, noted_correction, seconds_spent, stopwatch
-from worker.training.settings import StopSignal
 from worker.training.steps import order
 from worker.training.steps.order import StepOrder, mixture_of
 from worker.training.steps.randomness import init_seed, seed_step
+from worker.training.stop import StopSignal
 from worker.training.tasks.registry import task_of
 from worker.training.tasks.task import Task
 from worker.training.window import Meter

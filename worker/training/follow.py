@@ -37,10 +37,11 @@ from worker.training.optimizers.loss_scaling import LossScaling
 from worker.training.ranks.group import RankGroup, join, leave, share_cores
 from worker.training.ranks.leader import JOIN, LOOK_S, agree
 from worker.training.ranks.ranks import share
-from worker.training.settings import StopSignal, TrainerSettings
+from worker.training.settings import TrainerSettings
 from worker.training.steps.order import StepOrder
 from worker.training.steps.randomness import seed_step
 from worker.training.steps.shape import SafeSize
+from worker.training.stop import StopSignal
 
 
 def follow(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopSignal, rank: int) -> int:

@@ -1,12 +1,10 @@
-"""Where a trainer process finds things, read from the environment once and passed down; and whether it is to stop."""
+"""Where a trainer process finds things, read from the environment once and passed down."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import cast
 
 from jobs.gpus import GPU, GpuFacts
@@ -65,31 +63,3 @@ def from_environment(environ: Mapping[str, str], runs: Path = Path("runs")) -> T
         keep_downloads=environ.get("LONGHAUL_KEEP_DOWNLOADS", "") not in ("", "0"),
         test_memory_limit=int(environ[TEST_LIMIT]) if environ.get(TEST_LIMIT) else None,
     )
-
-
-# -- stop --------------------------------------------------------------------------------------------------------------
-# How a trainer is asked to stop: SIGTERM, from its supervisor, or from the user who started it.
-
-
-class StopAsked(Exception):
-    """Raised where a trainer looks and has been asked to stop. The last step is whole; other work may not be."""
-
-
-class StopSignal:
-    """Remembers a SIGTERM; a second one changes nothing. Make it early, in the main thread: loading takes a while."""
-
-    def __init__(self) -> None:
-        self._signalled = False
-        signal.signal(signal.SIGTERM, self._on_signal)
-
-    def asked(self) -> bool:
-        """Whether to finish the step, save and leave."""
-        return self._signalled
-
-    def raise_if_asked(self) -> None:
-        """Raise StopAsked if asked."""
-        if self.asked():
-            raise StopAsked
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signalled = True

@@ -36,8 +36,8 @@ from worker.training.planning.alternatives import LIGHTER, Alternatives
 from worker.training.planning.budget import HOST_RESERVE, on_gpu
 from worker.training.planning.ladder import Setting
 from worker.training.planning.memory_plan import fallbacks
-from worker.training.settings import StopSignal
 from worker.training.steps.shape import MicroBatchShape
+from worker.training.stop import StopSignal
 
 log = logging.getLogger("longhaul.trainer")
 

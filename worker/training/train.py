@@ -36,7 +36,8 @@ from worker.training.ranks.leader import Leader
 from worker.training.ranks.ranks import Alone, Ranks
 from worker.training.readme import evaluations_of
 from worker.training.result import write_result
-from worker.training.settings import StopAsked, StopSignal, TrainerSettings
+from worker.training.settings import TrainerSettings
+from worker.training.stop import StopAsked, StopSignal
 from worker.training.window import ProgressLog, is_fragmented
 
 INTERRUPTED = 75

@@ -18,7 +18,7 @@ from jobs.errors import DeviceBusy
 from jobs.events import DeviceWaiting
 from worker.training.journal import Journal
 from worker.training.machine.device import gpu_id, hold_device, hold_gpu, hold_job
-from worker.training.settings import StopAsked, StopSignal
+from worker.training.stop import StopAsked, StopSignal
 
 
 def test_a_job_has_one_trainer(make_run: Callable[..., RunDir]) -> None:

@@ -18,7 +18,7 @@ from worker.training.journal import Journal
 from worker.training.machine import process_monitor
 from worker.training.machine.nvml import NvmlGpu, open_gpu
 from worker.training.machine.process_monitor import OtherProcessesUse, ProcessMonitor
-from worker.training.settings import StopAsked, StopSignal
+from worker.training.stop import StopAsked, StopSignal
 
 CPU = torch.device("cpu")
 PYTHON = GpuProcess(pid=4711, name="python3", memory_bytes=28 * GIB)

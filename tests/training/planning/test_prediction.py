@@ -16,7 +16,7 @@ from jobs.memory_plan import OptimizerName
 from jobs.spec import LoraMethod, TrainingSpec
 from worker.training.adapters.lora import Lora
 from worker.training.adapters.method import Full, Method
-from worker.training.doctor.small_t5 import SHAPES
+from worker.training.doctor.random_t5 import SHAPES
 from worker.training.machine.numerics import use_fp32_where_bf16_is_slow
 from worker.training.machine.usage import process_bytes
 from worker.training.planning.ladder import Prediction, Setting

@@ -21,7 +21,7 @@ from tests.training.workplace import Workplace
 from worker.training.context import TrainingContext
 from worker.training.evaluate import Evaluation, evaluate
 from worker.training.ranks import leader
-from worker.training.settings import StopSignal
+from worker.training.stop import StopSignal
 
 PLAIN = {
     "training": {"epochs": 4, "dropout": 0.0}, "evaluation": {"every_steps": 10, "samples": 0},

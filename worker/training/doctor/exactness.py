@@ -16,7 +16,7 @@ from transformers import T5ForConditionalGeneration
 
 from jobs.text.units import format_share
 from worker.training.doctor.finding import Check, Examination, Finding, judge
-from worker.training.doctor.small_t5 import draw_batch, make_model
+from worker.training.doctor.random_t5 import draw_batch, make_model
 from worker.training.machine.numerics import prepare_device
 from worker.training.tasks.seq2seq.compiled import CompiledBlocks
 from worker.training.tasks.seq2seq.fused import fuse

@@ -21,7 +21,7 @@ from jobs.text.units import format_duration, format_share
 from worker.training.dataset.data import Writer
 from worker.training.doctor.exactness import fused_model, gradients
 from worker.training.doctor.finding import Check, Examination, Finding, judge, skip
-from worker.training.doctor.small_t5 import SHAPES, write_checkpoint
+from worker.training.doctor.random_t5 import SHAPES, write_checkpoint
 from worker.training.journal import Journal
 from worker.training.machine.numerics import prepare_device
 from worker.training.network.model import load

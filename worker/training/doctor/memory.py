@@ -8,7 +8,7 @@ import torch
 
 from jobs.text.units import GIB, MIB, bytes_alike, format_bytes
 from worker.training.doctor.finding import Check, Examination, Finding, judge, skip
-from worker.training.doctor.small_t5 import draw_batch, make_model
+from worker.training.doctor.random_t5 import draw_batch, make_model
 from worker.training.machine import expandable_segments
 from worker.training.machine.device import gpu_id
 from worker.training.machine.nvml import open_gpu

@@ -13,7 +13,7 @@ from torch import nn
 from jobs.gpus import memory_bandwidth, peak_flops
 from jobs.text.units import GIB, MIB, format_rate, format_share
 from worker.training.doctor.finding import Check, Examination, Finding, judge
-from worker.training.doctor.small_t5 import SHAPES
+from worker.training.doctor.random_t5 import SHAPES
 from worker.training.machine.device import gpu_id
 from worker.training.machine.nvml import GpuClock, GpuPower, GpuUse, NvmlGpu, open_gpu
 from worker.training.optimizers.adamw_offload import AdamWOffload

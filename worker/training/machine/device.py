@@ -17,7 +17,7 @@ from jobs.events import DeviceWaiting
 from jobs.text.units import format_duration
 from worker.training.journal import Journal
 from worker.training.machine.usage import gpu_lock, try_lock
-from worker.training.settings import StopSignal
+from worker.training.stop import StopSignal
 
 WAIT_S = 60.0
 JOB_WAIT_S = 1.0

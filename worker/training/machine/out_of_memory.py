@@ -22,7 +22,7 @@ from worker.training.machine.usage import process_bytes
 if TYPE_CHECKING:  # who only computes needs nothing of `jobs` (benchmarks/gpu_throughput.py: no pydantic)
     from jobs.events import GpuProcess
     from worker.training.journal import Journal
-    from worker.training.settings import StopSignal
+    from worker.training.stop import StopSignal
 
 Cause = Literal["fragmentation", "other_processes", "exhausted"]
 

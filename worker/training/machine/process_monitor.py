@@ -17,7 +17,7 @@ from jobs.text.units import bytes_alike, format_bytes, format_duration
 from worker.training.journal import Journal
 from worker.training.machine.device import gpu_id
 from worker.training.machine.nvml import NvmlGpu, open_gpu
-from worker.training.settings import StopSignal
+from worker.training.stop import StopSignal
 
 WAIT_S = 60.0
 POLL_S = 0.2

@@ -1,4 +1,4 @@
-"""A T5 of two layers a stack, of random weights, for comparisons; and rows for it."""
+"""T5 of random weights: as a checkpoint of any size on disk, and one of two layers a stack with rows for it."""
 
 from __future__ import annotations
 
