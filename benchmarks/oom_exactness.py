@@ -61,7 +61,7 @@ from worker.training.journal import Journal
 from worker.training.machine.out_of_memory import MemoryShortage
 from worker.training.optimizers.optimizer import Optimizer, make_optimizer
 from worker.training.steps.order import StepOrder
-from worker.training.steps.shape import StepResult
+from worker.training.steps.result import StepResult
 from worker.training.tasks.registry import task_of
 from worker.training.tasks.task import Batch
 

@@ -18,7 +18,7 @@ from jobs.text.units import GIB, MIB
 from tests.simulated_gpu.trainers import TURING, train
 from tests.training.workplace import Workplace, pairs
 from worker.child import JsonChild
-from worker.training.machine.usage import try_lock
+from worker.training.machine.locks import try_lock
 from worker.training.planning.memory_plan import CONTEXT_BYTES
 
 pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(1200)]

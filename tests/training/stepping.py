@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from worker.training.journal import Journal
 from worker.training.optimizers.adamw import AdamW
-from worker.training.steps.shape import MicroBatchShape, StepResult
+from worker.training.steps.result import StepResult
+from worker.training.steps.shape import MicroBatchShape
 
 
 class Noting(Journal):

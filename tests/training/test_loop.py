@@ -20,7 +20,7 @@ from worker.training.dataset.data import PreparedDataset
 from worker.training.loop import accumulate, steps
 from worker.training.optimizers.adamw import AdamW
 from worker.training.steps.randomness import seed_step
-from worker.training.steps.shape import StepResult
+from worker.training.steps.result import StepResult
 
 
 def exact_model(dropout: float = 0.0) -> T5ForConditionalGeneration:

@@ -114,7 +114,7 @@ class Workplace:
             if not self.planned:
                 patch.setattr(f"worker.training.{name}.plan_stage", told_plan)
             if not self.pictured:
-                for module in ("planning.stages", "dataset.histogram"):
+                for module in ("planning.stages", "dataset.report"):
                     patch.setattr(f"worker.training.{module}.draw", lambda _: b"a picture")
             journal.finish(Reason.DONE, result=stage(run, self.settings, journal))
         last = run.attempt_lines(name)[-1]

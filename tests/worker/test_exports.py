@@ -21,7 +21,7 @@ from worker.exports import ExportHandler
 from worker.requests import Abandoned, AnswerWriter, RequestFailed
 from worker.settings import from_environment
 from worker.training.journal import Journal
-from worker.training.machine.usage import try_lock
+from worker.training.machine.locks import try_lock
 
 
 @pytest.fixture

@@ -176,3 +176,21 @@ def test_a_forked_trainer_learns_bit_for_bit_what_a_started_one_does(tmp_path: P
         assert "no trainer was forked" not in (stack.home / "train.log").read_text()
         weights = [(run.model / "model.safetensors").read_bytes() for run in (started, forked)]
     assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    ("modules", "left_out"),
+    [
+        ("worker.main", "torch transformers wandb matplotlib"),
+        ("worker.training.doctor.command, worker.training.rows.sheet", "torch transformers"),
+        (  # what each process that encodes rows imports
+            "worker.training.dataset.assembly, worker.training.tasks.causal.rows, "
+            "worker.training.tasks.classification.labels, worker.training.tasks.seq2seq.rows",
+            "torch transformers pyarrow",
+        ),
+    ],
+)
+def test_processes_that_compute_nothing_import_nothing_heavy(modules: str, left_out: str) -> None:
+    said = f"import sys, {modules}; print([name for name in {left_out.split()} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", said], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +19,8 @@ from jobs.errors import BadData, DoesNotFit, Rejected
 from jobs.plan import CheckSummary, DataPlan, ModelPlan, SourcePlan, make_plan, resolve_dtype
 from jobs.preview import LABELS_SHOWN, DataPreview, SourcePreview, of_rows
 from jobs.spec import JobSpec
+from worker.training.checkpoints import source_job
+from worker.training.checkpoints.source_job import SourceJob
 from worker.training.dataset.conversion import check_converted
 from worker.training.dataset.inspection import (
     ROWS,
@@ -59,9 +60,6 @@ from worker.training.steps.order import rounded
 from worker.training.tasks.columns import say_which
 from worker.training.tasks.registry import assumed_task, builtin_of, task_for
 from worker.training.tasks.task import Config, Task
-
-if TYPE_CHECKING:
-    from worker.training.checkpoints.source_job import SourceJob
 
 _MANY_COLUMNS = 1000
 _READINGS = 4
@@ -424,10 +422,7 @@ def find_source_job(run: RunDir, spec: JobSpec) -> SourceJob | None:
     """The job to resume from, if the specification names one. Raises Rejected as `source_job.find`."""
     if spec.resume_from is None:
         return None
-    # Imported here: torch takes seconds, which others need not wait for.
-    from worker.training.checkpoints.source_job import find
-
-    return find(run, spec)
+    return source_job.find(run, spec)
 
 
 def inspect_model(
@@ -465,7 +460,7 @@ def columns_of(head: Head, csv: CsvFormat | None = None) -> set[str]:
     """
     format = format_of(head.files[0], head.format, head.param)
     if format == "parquet":  # others may hold what cannot be read
-        from worker.training.rows.parquet_rows import ParquetReader
+        from worker.training.rows.parquet_rows import ParquetReader  # here: pyarrow starts a thread
 
         parquet = ParquetReader(head.files[0], head.param, ())
         if next(parquet.blocks(1), None) is not None:

@@ -27,7 +27,7 @@ from worker.training.ranks.ranks import Failure, share
 from worker.training.steps.learning_rate import learning_rate
 from worker.training.steps.order import StepOrder
 from worker.training.steps.randomness import seed_step
-from worker.training.steps.shape import StepResult
+from worker.training.steps.result import StepResult
 from worker.training.tasks.task import Batch, Limit
 
 

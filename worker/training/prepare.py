@@ -23,6 +23,7 @@ from jobs.events import Adopted
 from jobs.memory_plan import DType
 from jobs.plan import DataPlan, ModelPlan, Plan, make_plan, resolve_dtype
 from jobs.spec import BUILTIN_MODELS, JobSpec
+from worker.training.checkpoints.adoption import adopt
 from worker.training.dataset.assembly import PICTURE, REJECTED, REPORT
 from worker.training.dataset.data import PreparedDataset
 from worker.training.dataset.inspection import inspect_rows
@@ -229,9 +230,6 @@ def take_over(run: RunDir, spec: JobSpec, plan: Plan, journal: Journal) -> Adopt
     """Make the checkpoint that the specification names, if it does, the job's own. Raises as `adoption.adopt`."""
     if spec.resume_from is None:
         return None
-    # Imported here: it needs torch, which encoding rows does not.
-    from worker.training.checkpoints.adoption import adopt
-
     return adopt(run, spec, plan, journal)
 
 

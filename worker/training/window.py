@@ -19,7 +19,7 @@ from worker.training.machine.nvml import GpuUse, NvmlGpu, open_gpu
 from worker.training.machine.out_of_memory import MemoryProbe
 from worker.training.machine.usage import Cache, MemoryUse, memory_use, process_bytes
 from worker.training.pace import Durations, Pace
-from worker.training.steps.shape import StepResult
+from worker.training.steps.result import StepResult
 
 log = logging.getLogger("longhaul.trainer")
 LOGGED_EVERY_S = 30.0

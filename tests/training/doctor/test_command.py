@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -28,7 +29,7 @@ from worker.training.__main__ import main as trainer
 from worker.training.doctor import command, machine
 from worker.training.doctor.finding import GROUPS, Check, Examination, Finding, judge, run_group, skip
 from worker.training.doctor.report import make_report
-from worker.training.machine.usage import gpu_lock, try_lock
+from worker.training.machine.locks import gpu_lock, try_lock
 from worker.training.settings import from_environment
 
 GPU = "GPU-51a00000-0000-4000-8000-000000000001"
@@ -375,3 +376,8 @@ def test_it_ends_with_rows_a_second_and_days() -> None:
         doubted = make_report([*findings, doubtful], GpuFacts("NVIDIA GeForce RTX 5090", 2**35), 250.0)
         assert doubted.summary == ["1 FAIL, 2 PASS in 4 min 10 s"]
     assert json.loads(report.to_json())["days"] == {"128/256": pytest.approx(11.574, abs=1e-3)}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_each_group_is_a_module_with_its_checks(group: str) -> None:
+    assert callable(importlib.import_module(f"worker.training.doctor.{group}").checks)

@@ -36,7 +36,7 @@ from worker.training.export.export import export as make
 from worker.training.export.formats import EXACT
 from worker.training.export.held_out import held_out
 from worker.training.journal import Journal
-from worker.training.machine.usage import try_lock
+from worker.training.machine.locks import try_lock
 from worker.training.tasks.causal import builtin
 from worker.training.tasks.registry import task_of
 from worker.training.trained import load_trained

@@ -38,7 +38,8 @@ from worker.training.machine.usage import Cache
 from worker.training.memory import recovery
 from worker.training.memory.recovery import MOST_FOLDERS, OomReports
 from worker.training.steps.order import StepOrder
-from worker.training.steps.shape import SafeSize, StepResult
+from worker.training.steps.result import StepResult
+from worker.training.steps.shape import SafeSize
 from worker.training.tasks.seq2seq.batches import PairBatch, PairLimit
 
 SHORT, LONG = "input ≤ 64, target ≤ 64", "input ≤ 128, target ≤ 64"

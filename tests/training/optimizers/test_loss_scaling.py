@@ -27,7 +27,7 @@ from worker.training.loop import accumulate, steps
 from worker.training.optimizers import loss_scaling
 from worker.training.optimizers.adamw import AdamW
 from worker.training.optimizers.loss_scaling import FIRST_SCALE, LossScaling
-from worker.training.steps.shape import ScaledStep, StepResult
+from worker.training.steps.result import ScaledStep, StepResult
 from worker.training.tasks.causal.batches import CausalLimit
 from worker.training.tasks.causal.fused import configure
 

@@ -310,7 +310,7 @@ def test_prepare_takes_the_plan_of_check_where_nothing_differs(
     run = workplace.job(data={"max_input_tokens": 16, "max_target_tokens": 16}, memory=FIXED)
     workplace.check(run)
     made = run.plan().memory
-    monkeypatch.setattr("worker.training.planning.memory_plan.plan_memory", None)
+    monkeypatch.setattr("worker.training.planning.stages.plan_memory", None)
     again = workplace.prepare_only(run)["memory"]
     assert made is not None and again["seconds"] == made.seconds
     assert (again["peak_bytes"], again["disk"]["checkpoints"]) == (made.peak_bytes, 5)

@@ -13,7 +13,7 @@ from jobs.plan import Plan
 from jobs.process.secrets import minimal_environment
 from jobs.version import VERSION, library_versions
 from worker.sinks.base import SinkJob
-from worker.sinks.wandb.child_process import ArtifactRequest
+from worker.sinks.wandb.protocol import ArtifactRequest
 
 # -- access ------------------------------------------------------------------------------------------------------------
 # Whether a W&B run is online, and the environment of the process that holds it.

@@ -36,15 +36,6 @@ from jobs.spec import WandbSpec
 from jobs.text.units import format_duration, printable_document
 from worker.child import ChildGone, JsonChild
 from worker.sinks.base import DONE, WANDB_URL, Later, Outcome, SinkJob
-from worker.sinks.wandb.child_process import (
-    AlertRequest,
-    ArtifactRequest,
-    FinishRequest,
-    InitRequest,
-    LogRequest,
-    Request,
-    WandbRow,
-)
 from worker.sinks.wandb.config import (
     child_environment,
     model_artifact,
@@ -53,6 +44,15 @@ from worker.sinks.wandb.config import (
     run_config,
     tags,
     why_offline,
+)
+from worker.sinks.wandb.protocol import (
+    AlertRequest,
+    ArtifactRequest,
+    FinishRequest,
+    InitRequest,
+    LogRequest,
+    Request,
+    WandbRow,
 )
 from worker.sinks.wording import shortage
 

@@ -30,7 +30,7 @@ from jobs.process.lifeline import PARENT_PID, Stopped, stopped_once
 from jobs.text.units import format_bytes
 from worker.training.doctor.finding import GROUPS, NEEDS_WHOLE_GPU, Examination, Finding, failed, judge, run_group, skip
 from worker.training.doctor.report import DoctorReport, make_report
-from worker.training.machine.usage import gpu_lock, try_lock
+from worker.training.machine.locks import gpu_lock, try_lock
 from worker.training.settings import TrainerSettings
 
 SECONDS = 600.0

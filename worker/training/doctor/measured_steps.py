@@ -20,7 +20,7 @@ from worker.training.optimizers.gradients import gradient_norm
 from worker.training.optimizers.optimizer import Optimizer
 from worker.training.planning.alternatives import Alternatives
 from worker.training.planning.ladder import Setting
-from worker.training.steps.shape import StepResult
+from worker.training.steps.result import StepResult
 
 SAMPLE = 4096
 """Numbers of each gradient that are compared."""

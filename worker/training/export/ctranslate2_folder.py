@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import AutoTokenizer
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from worker.training.export.formats import EXACT, Scores, Unsupported
 from worker.training.export.held_out import Float64, HeldOutRow
@@ -36,7 +38,6 @@ class CTranslate2:
     def check(self, config: Config) -> None:
         """See `Format`."""
         from ctranslate2.converters.transformers import _MODEL_LOADERS
-        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
         kind = config["model_type"]
         if kind not in CONFIG_MAPPING or CONFIG_MAPPING[kind].__name__ not in _MODEL_LOADERS:
@@ -70,7 +71,6 @@ class CTranslate2:
     ) -> Scores:
         """See `Format`."""
         import ctranslate2
-        from transformers import AutoTokenizer
 
         # bfloat16 weights are widened: what is compared is the file, not the arithmetic of this machine.
         compute_type = "int8" if dtype == "int8" else "float32"

@@ -45,7 +45,8 @@ from worker.training.export.held_out import (
 )
 from worker.training.export.subject import CPU, Subject, adapter_source, merged_source
 from worker.training.journal import Journal
-from worker.training.machine.usage import Cache, try_lock
+from worker.training.machine.locks import try_lock
+from worker.training.machine.usage import Cache
 from worker.training.models.manifest import README, describe
 from worker.training.network.model import LoadedModel
 from worker.training.readme import base_model, exported

@@ -33,9 +33,9 @@ from jobs.spec import JobSpec
 from worker.training.dataset.assembly import REPORT
 from worker.training.generation.writing import Answering, Cancelled, Inputs
 from worker.training.machine.device import gpu_id
+from worker.training.machine.locks import gpu_lock, try_lock
 from worker.training.machine.numerics import prepare_device
 from worker.training.machine.out_of_memory import KINDS, is_out_of_memory, message_of
-from worker.training.machine.usage import gpu_lock, try_lock
 from worker.training.memory.hard_limit import on_gpu
 from worker.training.network import guards
 from worker.training.tasks.registry import task_of

@@ -16,7 +16,7 @@ from jobs.errors import DeviceBusy
 from jobs.events import DeviceWaiting
 from jobs.text.units import format_duration
 from worker.training.journal import Journal
-from worker.training.machine.usage import gpu_lock, try_lock
+from worker.training.machine.locks import gpu_lock, try_lock
 from worker.training.stop import StopSignal
 
 WAIT_S = 60.0

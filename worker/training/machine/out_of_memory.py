@@ -11,18 +11,16 @@ import re
 import resource
 import traceback
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
+from jobs.events import GpuProcess
 from jobs.text.units import bytes_by_name
+from worker.training.journal import Journal
 from worker.training.machine.host import host_memory
 from worker.training.machine.usage import process_bytes
-
-if TYPE_CHECKING:  # who only computes needs nothing of `jobs` (benchmarks/gpu_throughput.py: no pydantic)
-    from jobs.events import GpuProcess
-    from worker.training.journal import Journal
-    from worker.training.stop import StopSignal
+from worker.training.stop import StopSignal
 
 Cause = Literal["fragmentation", "other_processes", "exhausted"]
 

@@ -19,7 +19,8 @@ from worker.training.dataset.data import Int64, Rows
 from worker.training.journal import Journal
 from worker.training.planning.alternatives import Alternatives
 from worker.training.planning.ladder import Setting
-from worker.training.steps.shape import MicroBatchShape, StepResult
+from worker.training.steps.result import StepResult
+from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.task import Limit
 
 STATIC = ("weights", "gradients", "optimizer", "context")

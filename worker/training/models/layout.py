@@ -1,7 +1,7 @@
 """Whether weight files hold exactly the tensors of a model: seen before anything is loaded.
 
 The same refusals, with the same codes, as the guards make on the loaded model (`network/guards.py`): here they
-cost milliseconds and no GPU. Needs no torch.
+cost milliseconds and no GPU.
 """
 
 from __future__ import annotations

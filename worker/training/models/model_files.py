@@ -13,6 +13,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from torch import _weights_only_unpickler
+from torch.serialization import MAGIC_NUMBER
+
 from jobs.errors import BadData, Rejected
 from jobs.export import EXPORTS, REPORT, ExportFormat
 from jobs.spec import JOB_ID
@@ -120,8 +123,6 @@ def _read_archive(file: Path, source: str) -> tuple[object, dict[int, int]]:
 def _read_before_1_6(file: Path, source: str) -> tuple[object, dict[int, int]]:
     """Pickles, one behind the other, then the bytes of each storage behind their number."""
     import torch
-    from torch import _weights_only_unpickler
-    from torch.serialization import MAGIC_NUMBER
 
     storages: dict[str, torch.storage.TypedStorage] = {}
     sizes: dict[str, int] = {}  # those of the storages grow with the tensors that are made of them

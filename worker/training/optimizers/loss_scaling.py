@@ -18,7 +18,7 @@ from jobs.errors import NonFinite
 from worker.training.journal import Journal
 from worker.training.optimizers.gradients import gradient_norm, load_states
 from worker.training.optimizers.optimizer import Optimizer
-from worker.training.steps.shape import ScaledStep
+from worker.training.steps.result import ScaledStep
 
 FIRST_SCALE, LEAST_SCALE = 2.0**16, 1.0
 GROWTH_STEPS = 2000

@@ -126,8 +126,6 @@ def digest(content: bytes) -> bytes:
 @functools.cache
 def code() -> list[str]:
     """Versions of the libraries that are traced, what the CPU can do, and a hash of the trainer's code."""
-    import torch
-
     own = hashlib.sha256()
     for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         own.update(file.read_bytes())

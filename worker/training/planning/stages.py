@@ -12,6 +12,7 @@ from jobs.memory_plan import PICTURE, DType, MemoryPlan, OptimizerName
 from jobs.spec import JobSpec
 from worker.training.journal import Journal
 from worker.training.planning.budget import Budget, find_budget, plan_disk, plan_host
+from worker.training.planning.memory_plan import plan_memory
 from worker.training.planning.picture import draw
 from worker.training.settings import TrainerSettings
 from worker.training.tasks.task import Task
@@ -47,9 +48,6 @@ def plan_stage(
         )
         drawn = picture.exists()  # and nothing in it has changed
     else:
-        # Imported here: torch takes seconds, and a wrong job is refused before that, at once.
-        from worker.training.planning.memory_plan import plan_memory
-
         try:
             plan = plan_memory(
                 spec,

@@ -12,6 +12,7 @@ import numpy as np
 from jobs.gpus import REFERENCE, GpuFacts
 from jobs.plan import EvaluationTime, Plan, make_time_plan, rows_of_steps, warmup_steps
 from jobs.spec import DataSpec, JobSpec
+from worker.training.adapters.registry import method_of
 from worker.training.planning.budget import texts_together
 from worker.training.settings import TrainerSettings
 from worker.training.steps.shape import Lengths
@@ -50,9 +51,6 @@ def with_time(
 
     `config`: the model's config.json. `done`: steps that another job did. Raises Rejected (`bad_config`).
     """
-    # Imported here: torch takes seconds, and a wrong job is refused before that, at once.
-    from worker.training.adapters.registry import method_of
-
     if spec.kind == "evaluate":  # one pass without gradients: minutes
         return plan
     assert len(lengths.inputs), "a job has rows"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,10 +22,9 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._functorch import config as functorch_config
 from transformers import PretrainedConfig, PreTrainedModel
 
+from worker.training.journal import Journal
 from worker.training.machine.out_of_memory import is_out_of_memory
 
-if TYPE_CHECKING:
-    from worker.training.journal import Journal
 Backend = str | Callable[..., Any]
 """Of torch.compile."""
 # Graphs of one function, of which a warm-up makes 14 at most: reached only if something is wrong, and then refused

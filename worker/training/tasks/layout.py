@@ -6,13 +6,15 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightTransform
 
 from jobs.errors import Rejected
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-    from transformers.core_model_loading import WeightTransform
 _LAYER = re.compile(r"\.(?:blocks?|layers?|h)\.(\d+)\.")
 _ENCODER, _CROSS = re.compile(r"\bencoder\."), re.compile(r"\.(?:EncDecAttention|encoder_attn)\.")
 _KEYS_OR_VALUES = re.compile(r"\.(?:[kv]|[kv]_proj|key|value)\.weight$")
@@ -140,10 +142,6 @@ def built_layout(
 
     Raises Rejected (`bad_config`).
     """
-    import torch
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter
-
     try:
         if layers(config) > _MOST_LAYERS:
             raise ValueError(f"no model has more than {_MOST_LAYERS} layers")

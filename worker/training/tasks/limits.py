@@ -10,16 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Generic, Self, TypeVar
+from typing import ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
 from worker.training.dataset.data import Int64, Rows
 from worker.training.steps.order import rounded
 from worker.training.steps.shape import MicroBatchShape, SafeSize, bucket_of
-
-if TYPE_CHECKING:  # the GPU benchmarks run where there is no pydantic
-    from worker.training.tasks.task import Batch
+from worker.training.tasks.task import Batch
 
 AnyBatch = TypeVar("AnyBatch", bound="Batch", covariant=True)
 MIN_POSITIONS = 1024

@@ -1,7 +1,6 @@
 """What the trainer asks of a task: how its models and rows look, how rows go through a model, and what it learns.
 
-Code that checks, prepares, plans or trains gets a `Task` and knows nothing else about what is learned. Importing this
-imports no torch, which *check* has no need of.
+Code that checks, prepares, plans or trains gets a `Task` and knows nothing else about what is learned.
 """
 
 from __future__ import annotations
@@ -9,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from jobs.evaluation_metrics import ConfusionMatrix, EvaluationMetric, LabelPlan
 from jobs.events import Sample
@@ -23,13 +25,8 @@ from worker.training.rows.text import Templates, Texts
 from worker.training.scores.statistics import Floats, Statistics
 from worker.training.steps.order import Widths
 from worker.training.steps.shape import Lengths, MicroBatchShape, SafeSize
+from worker.training.tasks.evaluated import Evaluated
 from worker.training.tasks.layout import Layout
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from worker.training.tasks.evaluated import Evaluated
 
 Config = Mapping[str, Any]
 """The content of a model's config.json."""

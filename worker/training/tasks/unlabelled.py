@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
+
+import torch
 
 from jobs.companions import CompanionColumns
 from jobs.evaluation_metrics import EvaluationMetric, LabelPlan, metrics_of
@@ -16,10 +18,6 @@ from worker.training.dataset.tokens import TokenizerState
 from worker.training.rows.text import Template, Texts, template
 from worker.training.scores.statistics import Floats, Sums
 from worker.training.tasks.task import Config, Measured
-
-if TYPE_CHECKING:
-    import torch
-
 
 _M = EvaluationMetric
 

@@ -8,12 +8,12 @@ kernel, and the numbers are those of each row by itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from jobs.events import Sample
 from worker.training.dataset.data import Int64, Rows
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.causal.fused import learned_evaluated, learned_loss_sum
@@ -21,8 +21,6 @@ from worker.training.tasks.compiled import onto
 from worker.training.tasks.evaluated import Evaluated, Floats, sums
 from worker.training.tasks.limits import MicroBatchLimit
 
-if TYPE_CHECKING:
-    from jobs.events import Sample
 LEAST_PROMPT = 32
 """Tokens of a plain text that a sample begins with, or half of them."""
 
@@ -74,8 +72,6 @@ class CausalBatch:
 
     def samples(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> list[Sample]:
         """Written greedily: the last reply of each row, after what comes before it."""
-        from jobs.events import Sample
-
         prompts = [row[: prompt_length(learned)] for row, learned in zip(self.input_ids, self.learned, strict=True)]
         width = max(len(prompt) for prompt in prompts)
         ids = torch.zeros(len(prompts), width, dtype=torch.int64)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from worker.training.tasks.causal.chat import ChatFormat
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 NAME = "builtin:qwen-tiny"
 VERSION = 1
@@ -63,9 +65,6 @@ def build(folder: Path, texts: Iterable[str], seed: int) -> None:
 
 def learn_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer in Qwen's manner, with its chat format: no character is unknown."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -83,10 +82,6 @@ def learn_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 def _random_weights(seed: int) -> bytes:
     """A safetensors file of bf16 weights, drawn as Qwen2 draws them."""
-    import torch
-    from safetensors.torch import save
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(Qwen2Config(**CONFIG))

@@ -11,17 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from worker.training.journal import Journal
 from worker.training.tasks.causal.fused import learned_loss_sum, needs_no_mask
 from worker.training.tasks.compiled import Backend, CompiledLayers
-
-if TYPE_CHECKING:
-    from worker.training.journal import Journal
 
 # Of the tiny batches of `warm_up`: unlike any size of a model, since equal sizes would become one symbol.
 _ROWS, _WIDTH, _LEARNED = 3, 88, 5

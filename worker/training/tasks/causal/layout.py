@@ -6,13 +6,14 @@ import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from worker.training.tasks.flops import TokenFlops, of_matrices, width_of
 from worker.training.tasks.layout import Layout, built_layout
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 ROTARY = r"rotary_emb\.inv_freq$"
 """Files of early versions hold what is computed from config.json."""
 
@@ -32,9 +33,6 @@ def layers_of(config: Mapping[str, Any]) -> int:
 
 def build(config: Mapping[str, Any], dtype: Any) -> PreTrainedModel:
     """The model that config.json describes, on the device in use. Raises whatever transformers does."""
-    from transformers import AutoModelForCausalLM
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
     kind = CONFIG_MAPPING[config["model_type"]]
     model: PreTrainedModel = AutoModelForCausalLM.from_config(kind.from_dict(dict(config)), dtype=dtype)
     return model

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from jobs.companions import CompanionColumns
 from jobs.plan import DataPlan
@@ -19,8 +21,10 @@ from worker.training.dataset.tokens import TokenizerState, guessed_tokens
 from worker.training.journal import Journal
 from worker.training.rows.text import Template, Templates, Texts
 from worker.training.steps.shape import Lengths, MicroBatchShape, SafeSize
-from worker.training.tasks.causal import builtin
-from worker.training.tasks.causal.batches import CausalLimit
+from worker.training.tasks.causal import batches, builtin
+from worker.training.tasks.causal.batches import CausalBatch, CausalLimit, prompt_length
+from worker.training.tasks.causal.compiled import compile_layers, obstacle
+from worker.training.tasks.causal.fused import configure
 from worker.training.tasks.causal.layout import CausalFlops, build, layers_of, layout_of
 from worker.training.tasks.causal.rows import CausalEncoder, CausalTokenizer, spans_of, tried
 from worker.training.tasks.columns import WHOLE, choose_templates, recognize
@@ -28,12 +32,6 @@ from worker.training.tasks.layout import Layout, check_positions, positions_of
 from worker.training.tasks.task import BuiltinModel, Config, Prompt, Usage
 from worker.training.tasks.unlabelled import Unlabelled
 from worker.training.tasks.widths import PairWidths
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from worker.training.tasks.causal.batches import CausalBatch
 
 FAMILIES = frozenset({"qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3_text", "phi3"})
 """`model_type` of models that are tried in the tests. Others are taken by their architecture, and check themselves."""
@@ -150,8 +148,6 @@ class Causal(Unlabelled):
         return Prompt([*(() if as_chat else tokenizer.leading), *own], text, cut=False)
 
     def prompt(self, rows: Rows, row: int, tokenizer: PreTrainedTokenizerBase, data: DataSpec) -> str | None:
-        from worker.training.tasks.causal.batches import prompt_length
-
         given = rows.input(row)[: prompt_length(rows.target(row).astype(np.int64))].tolist()
         text = tokenizer.decode(given)
         again = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -164,29 +160,19 @@ class Causal(Unlabelled):
         return CausalLimit.of(rows, micro_batch, safe)
 
     def empty_batch(self, shape: MicroBatchShape, *, padded: bool, device: torch.device) -> CausalBatch:
-        from worker.training.tasks.causal import batches
-
         return batches.empty_batch(shape, device=device)
 
     def auto_class(self) -> Any:
-        from transformers import AutoModelForCausalLM
-
         return AutoModelForCausalLM
 
     def bare(self, config: Config, dtype: torch.dtype) -> PreTrainedModel:
         return build(config, dtype)
 
     def configure(self, model: PreTrainedModel, *, fused: bool, dropout: float | None) -> None:
-        from worker.training.tasks.causal.fused import configure
-
         configure(model, fused=fused, dropout=dropout)
 
     def uncompiled(self, model: PreTrainedModel, *, recomputed: bool) -> str | None:
-        from worker.training.tasks.causal.compiled import obstacle
-
         return obstacle(model, self.positions, recomputed=recomputed)
 
     def compile(self, model: PreTrainedModel, journal: Journal) -> str | None:
-        from worker.training.tasks.causal.compiled import compile_layers
-
         return compile_layers(model, journal).failure

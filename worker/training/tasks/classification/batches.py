@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from jobs.events import Sample
 from worker.training.dataset.data import Int64, Rows
 from worker.training.steps.order import rounded
 from worker.training.steps.shape import MicroBatchShape
@@ -21,9 +22,6 @@ from worker.training.tasks.classification.metrics import names, probable
 from worker.training.tasks.compiled import onto
 from worker.training.tasks.evaluated import Evaluated, Floats
 from worker.training.tasks.limits import MicroBatchLimit
-
-if TYPE_CHECKING:
-    from jobs.events import Sample
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,6 @@ class ClassBatch:
 
     def samples(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> list[Sample]:
         """The label of each row, and the one that the model finds most probable."""
-        from jobs.events import Sample
-
         logits, several = self.logits(model).float().cpu(), self.loss.several
         guessed = probable(logits, several=several)
         likely = None if several else logits.softmax(-1).max(-1).values.tolist()

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
 
 from worker.training.tasks.classification.layout import build as build_model
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 NAME = "builtin:roberta-tiny"
 VERSION = 1
@@ -55,9 +57,6 @@ def write(config: Mapping[str, Any], folder: Path, texts: Iterable[str], seed: i
 
 def learn_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer in RoBERTa's manner: no character is unknown."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -83,9 +82,6 @@ def learn_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 def _random_weights(config: Mapping[str, Any], seed: int) -> bytes:
     """A safetensors file of bf16 weights, drawn as RoBERTa draws them."""
-    import torch
-    from safetensors.torch import save
-
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build_model(config, torch.float32)

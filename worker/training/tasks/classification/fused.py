@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,9 +26,6 @@ from worker.training.kernels.packed_attention import PackedRows, packed_attentio
 from worker.training.tasks.classification.metrics import truth_of
 from worker.training.tasks.compiled import set_dropout
 from worker.training.tasks.self_check import SelfCheck, short_rows
-
-if TYPE_CHECKING:
-    import torch
 
 # -- packed ------------------------------------------------------------------------------------------------------------
 # Encoders of the BERT kind on a CPU: no token of padding goes through a layer, and of the last one only what is asked.
@@ -136,14 +133,10 @@ class ClassLoss:
 
     def labels(self, rows: Rows, chosen: Int64) -> torch.Tensor:
         """[B] the number of each row's label; of `several` [B, K], 1 where a row has a label, else 0. int64."""
-        import torch
-
         return torch.from_numpy(truth_of(rows, chosen, self.classes, several=self.several))
 
     def empty_labels(self, rows: int, device: torch.device) -> torch.Tensor:
         """Without values."""
-        import torch
-
         size = (rows, self.classes) if self.several else (rows,)
         return torch.empty(size, dtype=torch.int64, device=device)
 
@@ -157,7 +150,6 @@ class ClassLoss:
         return losses.sum(1) if self.several else losses
 
     def _loss(self, logits: torch.Tensor, labels: torch.Tensor, reduction: str) -> torch.Tensor:
-        import torch
         import torch.nn.functional as F
 
         wide = logits if logits.dtype == torch.float64 else logits.float()

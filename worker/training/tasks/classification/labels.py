@@ -28,7 +28,9 @@ from worker.training.rows.labels import (
 )
 from worker.training.rows.row import NO_LABEL, Defect
 from worker.training.rows.text import Texts
-from worker.training.tasks.classification.metrics import SEPARATOR
+
+SEPARATOR = "; "
+"""Between the labels of a row, for people."""
 
 _SHOWN = 5
 

@@ -7,18 +7,19 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
 from jobs.errors import Rejected
 from worker.training.steps.shape import Lengths
 from worker.training.tasks.flops import TokenFlops, of_matrices, width_of
 from worker.training.tasks.layout import Layout, within
 
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel
 CLASSIFIER = "ForSequenceClassification"
 PRETRAINING = (
     r"^(lm_head|cls|decoder|head|vocab_transform|vocab_layer_norm|vocab_projector|lm_predictions|mask_predictions)\.",
@@ -52,8 +53,6 @@ def labels_of(config: Mapping[str, Any]) -> list[str]:
 
 def adapted(config: Mapping[str, Any], labels: Sequence[str], *, multi_label: bool) -> dict[str, Any]:
     """The config.json of a classifier with these labels."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
-
     name = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(str(config.get("model_type")))
     if name is None:
         raise _bad(f"transformers has no classifier of type {config.get('model_type')!r}")
@@ -91,9 +90,6 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
 
 def build(config: Mapping[str, Any], dtype: Any) -> PreTrainedModel:
     """The model that config.json describes, on the device in use. Raises whatever transformers does."""
-    from transformers import AutoModelForSequenceClassification
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
     kind = CONFIG_MAPPING[config["model_type"]]
     model: PreTrainedModel = AutoModelForSequenceClassification.from_config(kind.from_dict(dict(config)), dtype=dtype)
     return model
@@ -101,8 +97,6 @@ def build(config: Mapping[str, Any], dtype: Any) -> PreTrainedModel:
 
 def initialized(config: Mapping[str, Any], names: Collection[str], seed: int) -> dict[str, torch.Tensor]:
     """New values for these tensors, in fp32, drawn as transformers draws them; nothing else of the model is made."""
-    import torch
-
     with torch.device("meta"):
         model = build(config, torch.float32)
     for name in names:
@@ -117,8 +111,6 @@ def initialized(config: Mapping[str, Any], names: Collection[str], seed: int) ->
 
 @functools.lru_cache(maxsize=8)
 def _layout(text: str) -> Layout:
-    import torch
-
     config = json.loads(text)
     try:
         if layers_of(config) > _MOST_LAYERS:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from jobs.evaluation_metrics import EvaluationMetric
 from worker.training.dataset.data import Int64, Rows
 from worker.training.scores.statistics import Floats, LabelF1, Statistics, Sums
 from worker.training.tasks.classification import confusion
+from worker.training.tasks.classification.labels import SEPARATOR
 from worker.training.tasks.task import Measured
 
-if TYPE_CHECKING:
-    import torch
-
 _M = EvaluationMetric
-SEPARATOR = "; "
-"""Between the labels of a row, for people."""
 
 
 def probable(logits: torch.Tensor, *, several: bool) -> torch.Tensor:

@@ -14,7 +14,7 @@ from worker.training.dataset.report import IN_SUMMARY, commonest
 from worker.training.dataset.tokens import TokenizerState
 from worker.training.rows.labels import labels_alike
 from worker.training.rows.row_filter import UInt64
-from worker.training.tasks.classification.metrics import SEPARATOR
+from worker.training.tasks.classification.labels import SEPARATOR
 
 _SHOWN = 200
 """Characters of a text."""

@@ -6,9 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from jobs.companions import CompanionColumns
 from jobs.errors import Rejected
@@ -24,9 +26,9 @@ from worker.training.rows.labels import KnownLabels, LabelTemplate, labels_in
 from worker.training.rows.text import Templates, Texts
 from worker.training.scores.statistics import Floats
 from worker.training.steps.shape import Lengths, MicroBatchShape, SafeSize
-from worker.training.tasks.classification import builtin, layout, metrics
-from worker.training.tasks.classification.batches import ClassLimit
-from worker.training.tasks.classification.fused import ClassLoss, balanced
+from worker.training.tasks.classification import batches, builtin, layout, metrics
+from worker.training.tasks.classification.batches import ClassBatch, ClassLimit
+from worker.training.tasks.classification.fused import ClassLoss, balanced, configure
 from worker.training.tasks.classification.labels import (
     ClassEncoder,
     ClassTokenizer,
@@ -40,12 +42,6 @@ from worker.training.tasks.columns import LABELLED, asked_input, choose_template
 from worker.training.tasks.layout import Layout, check_positions
 from worker.training.tasks.task import BuiltinModel, Config, Measured, Prompt, Usage
 from worker.training.tasks.widths import InputWidths
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from worker.training.tasks.classification.batches import ClassBatch
 
 FAMILIES = frozenset(
     {
@@ -276,23 +272,17 @@ class Classification:
         return ClassLimit.of(rows, micro_batch, safe).with_loss(self.loss)
 
     def empty_batch(self, shape: MicroBatchShape, *, padded: bool, device: torch.device) -> ClassBatch:
-        from worker.training.tasks.classification import batches
-
         return batches.empty_batch(shape, padded=padded, device=device, loss=self.loss)
 
     # -- models in memory --------------------------------------------------------------------------------------------
 
     def auto_class(self) -> Any:
-        from transformers import AutoModelForSequenceClassification
-
         return AutoModelForSequenceClassification
 
     def bare(self, config: Config, dtype: torch.dtype) -> PreTrainedModel:
         return layout.build(config, dtype)
 
     def configure(self, model: PreTrainedModel, *, fused: bool, dropout: float | None) -> None:
-        from worker.training.tasks.classification.fused import configure
-
         configure(model, fused=fused, dropout=dropout)
 
     def uncompiled(self, model: PreTrainedModel, *, recomputed: bool) -> str:

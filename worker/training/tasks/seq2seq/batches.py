@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from jobs.events import Sample
 from worker.training.dataset.data import Int64, Rows
 from worker.training.kernels.head_loss import IGNORED
 from worker.training.steps.shape import MicroBatchShape
@@ -16,9 +16,6 @@ from worker.training.tasks.compiled import onto
 from worker.training.tasks.evaluated import Evaluated, Floats, sums
 from worker.training.tasks.limits import MicroBatchLimit
 from worker.training.tasks.seq2seq.loss import token_loss_sum, tokens_evaluated
-
-if TYPE_CHECKING:
-    from jobs.events import Sample
 
 
 @dataclass(frozen=True)
@@ -62,8 +59,6 @@ class PairBatch:
 
     def samples(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> list[Sample]:
         """Written greedily."""
-        from jobs.events import Sample
-
         decode = tokenizer.decode
         written = model.generate(  # type: ignore[operator]  # typed as Tensor | Module
             input_ids=self.input_ids.to(model.device),

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from worker.training.dataset.conversion import add_line_break
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 NAME = "builtin:t5-tiny"
 VERSION = 2
@@ -66,9 +68,6 @@ def build(folder: Path, texts: Iterable[str], seed: int, *, line_breaks: bool = 
 def learn_tokenizer(texts: Iterable[str], pieces: int = VOCABULARY) -> PreTrainedTokenizerFast:
     """A Unigram tokenizer in T5's manner: white space is one character, `</s>` is appended, pad 0, eos 1, unk 2. It has
     at most so many pieces."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
     tokenizer.decoder = decoders.Metaspace()
@@ -102,10 +101,6 @@ def _reproducible(tokenizer: str) -> str:
 
 def _random_weights(seed: int) -> bytes:
     """A safetensors file of bf16 weights, drawn as T5 draws them, but for the head."""
-    import torch
-    from safetensors.torch import save
-    from transformers import T5Config, T5ForConditionalGeneration
-
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = T5ForConditionalGeneration(T5Config(**CONFIG))

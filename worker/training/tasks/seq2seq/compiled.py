@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
 
+from worker.training.journal import Journal
 from worker.training.tasks.compiled import Backend, CompiledLayers
 from worker.training.tasks.seq2seq.attention import run_block
 from worker.training.tasks.seq2seq.loss import token_loss_sum
-
-if TYPE_CHECKING:
-    from worker.training.journal import Journal
 
 # Of the tiny batches of `warm_up`. All different and unlike any size of a model: equal sizes would become one symbol.
 # The second of two widths is a multiple of 16.

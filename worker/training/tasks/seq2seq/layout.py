@@ -1,4 +1,4 @@
-"""Which tensors the model of a config.json has. T5 and mT5 are known here, and need no torch."""
+"""Which tensors the model of a config.json has. Those of T5 and mT5 are known here."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 
 from jobs.errors import Rejected
 from worker.training.tasks.flops import TokenFlops
 from worker.training.tasks.layout import Layout, built_layout
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 T5_FAMILIES = ("t5", "mt5")
 """`model_type` of models whose tensors and layers are T5's."""
 
@@ -91,8 +94,6 @@ def layers_of(config: Mapping[str, Any]) -> int:
 
 def architecture_of(config: Mapping[str, Any]) -> str | None:
     """The class of transformers that trains it (config.json may name one without a head); None: none."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
-
     found = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(str(config.get("model_type")))
     return found if isinstance(found, str) else None
 
@@ -102,10 +103,6 @@ def build(config: Mapping[str, Any], dtype: Any) -> PreTrainedModel:
 
     Whether the head of a T5 is tied is as config.json says, from which transformers departs.
     """
-    import torch
-    from transformers import AutoModelForSeq2SeqLM
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
     kind = CONFIG_MAPPING[config["model_type"]]
     model: PreTrainedModel = AutoModelForSeq2SeqLM.from_config(kind.from_dict(dict(config)), dtype=dtype)
     if getattr(model.config, "decoder_start_token_id", None) is None:

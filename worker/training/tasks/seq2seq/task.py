@@ -6,9 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
+from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from jobs.errors import Rejected
 from jobs.plan import DataPlan
@@ -21,20 +23,15 @@ from worker.training.rows.text import Templates, Texts
 from worker.training.steps.shape import Lengths, MicroBatchShape, SafeSize
 from worker.training.tasks.columns import PAIRS, asked_input, choose_templates, recognize
 from worker.training.tasks.layout import Layout, positions_of
-from worker.training.tasks.seq2seq import builtin
-from worker.training.tasks.seq2seq.batches import PairLimit
+from worker.training.tasks.seq2seq import batches, builtin, compiled
+from worker.training.tasks.seq2seq.batches import PairBatch, PairLimit
+from worker.training.tasks.seq2seq.fused import has_t5_stacks
 from worker.training.tasks.seq2seq.layout import PairFlops, architecture_of, build, is_t5, layers_of, layout_of
 from worker.training.tasks.seq2seq.rows import PairEncoder
+from worker.training.tasks.seq2seq.self_check import configure
 from worker.training.tasks.task import BuiltinModel, Config, Prompt, Usage
 from worker.training.tasks.unlabelled import Unlabelled
 from worker.training.tasks.widths import PairWidths
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from worker.training.tasks.seq2seq.batches import PairBatch
-
 
 FAMILIES = frozenset({"t5", "mt5", "bart", "pegasus"})
 """`model_type` of models that are tried in the tests. Others are taken by their architecture, and check themselves."""
@@ -173,13 +170,9 @@ class Seq2Seq(Unlabelled):
         return PairLimit.of(rows, micro_batch, safe)
 
     def empty_batch(self, shape: MicroBatchShape, *, padded: bool, device: torch.device) -> PairBatch:
-        from worker.training.tasks.seq2seq import batches
-
         return batches.empty_batch(shape, padded=padded, device=device)
 
     def auto_class(self) -> Any:
-        from transformers import AutoModelForSeq2SeqLM
-
         return AutoModelForSeq2SeqLM
 
     def bare(self, config: Config, dtype: torch.dtype) -> PreTrainedModel:
@@ -187,16 +180,10 @@ class Seq2Seq(Unlabelled):
 
     def configure(self, model: PreTrainedModel, *, fused: bool, dropout: float | None) -> None:
         """Raises Rejected (`self_check_failed`)."""
-        from worker.training.tasks.seq2seq.self_check import configure
-
         configure(model, fused=fused, dropout=dropout)
 
     def uncompiled(self, model: PreTrainedModel, *, recomputed: bool) -> str | None:
-        from worker.training.tasks.seq2seq.fused import has_t5_stacks
-
         return None if has_t5_stacks(model) else f"layers of {type(model).__name__} run as they are"
 
     def compile(self, model: PreTrainedModel, journal: Journal) -> str | None:
-        from worker.training.tasks.seq2seq import compiled
-
         return compiled.compile_blocks(model, journal).failure
