@@ -138,7 +138,9 @@ def test_a_format_can_be_said_where_the_name_does_not(workplace: Workplace) -> N
     assert "bad JSON: 6" in str(error) and "data.format" in str(error.hint)
     assert refusal(workplace, "rows.txt", data={"format": "parquet"}).detail_code == "not_parquet"
     (workplace.data / "rows.jsonl").write_bytes(b'{"input": "a", "target": "b"}\r{"input": "c", "target": "d"}\r')
-    assert "tr '\\r' '\\n' < rows.jsonl" in str(refusal(workplace).hint)
+    command = str(refusal(workplace).hint).removeprefix("end lines in LF: ")
+    subprocess.run(["bash", "-c", command], cwd=workplace.data, check=True)
+    assert workplace.check(workplace.job("lf-rows.jsonl"))["plan"]["rows_looked_at"] == 2
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ from worker.training.rows.csv_rows import CsvFormat
 from worker.training.rows.labels import UNLABELLED, labels_alike
 from worker.training.rows.origin import Allowance, Head, find_head
 from worker.training.rows.reading import format_of, naming_part
-from worker.training.rows.row import NO_LABEL, NOT_UTF8, REPAIRS, in_shell, reencode
+from worker.training.rows.row import NO_LABEL, NOT_UTF8, REPAIRS, end_in_lf, reencode
 from worker.training.rows.row_filter import UInt64
 from worker.training.rows.text import UNUSED_TOOLS, Templates
 from worker.training.settings import TrainerSettings
@@ -490,7 +490,7 @@ def columns_of(head: Head, csv: CsvFormat | None = None) -> set[str]:
         reasons = ", ".join(f"{reason}: {count}" for reason, count in unreadable.most_common(3))
         repairs = REPAIRS
         if format == "jsonl" and "\r" in row.text.strip():
-            repairs = dict.fromkeys(unreadable, f"end lines in LF: tr '\\r' '\\n' < {in_shell(head.name)} > rows.jsonl")
+            repairs = dict.fromkeys(unreadable, end_in_lf(head.name))
         raise BadData(
             f"{head.param}: none of the first rows of {head.name} can be read ({reasons})",
             code="no_usable_columns",

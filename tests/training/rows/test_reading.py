@@ -842,7 +842,7 @@ def test_the_header_of_a_table_in_another_encoding_is_not_guessed(tmp_path: Path
     error = refusal(tmp_path, "привет,b\n1,2\n".encode("cp1251"), name)
     assert error.detail_code == "wrong_encoding"
     assert "(line 1)" in str(error)
-    read_with = {"rows.csv": "iconv -f WINDOWS-1251 -t UTF-8 rows.csv > utf8-rows.csv"}
+    read_with = {"rows.csv": "iconv -f WINDOWS-1251 -t UTF-8 < rows.csv > utf8-rows.csv"}
     packed = "gzip -dc rows.csv.gz | iconv -f WINDOWS-1251 -t UTF-8 > utf8-rows.csv"
     assert read_with.get(name, packed) in str(error.hint)
 

@@ -26,6 +26,7 @@ from worker.training.rows.row import (
     STRAY_QUOTE,
     UNCLOSED_QUOTE,
     Row,
+    end_in_lf,
     reencode,
 )
 from worker.training.rows.sources import RowFile
@@ -544,7 +545,7 @@ class CsvReader:
             self._lines.refuse("wrong_encoding", f"is not UTF-8 (line {record.number})", reencode(self._name))
         if record.defect is not None:
             if "\r" in record.text:
-                what, hint = "has lines that end in CR alone", f"tr '\\r' '\\n' < {self._name} > rows.csv"
+                what, hint = "has lines that end in CR alone", end_in_lf(self._name)
             else:
                 what, hint = f"has a header line that is no CSV: {record.text[:SHOWN]!r}", _HEADER
             self._reject_header(what, hint)

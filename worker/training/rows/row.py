@@ -41,6 +41,9 @@ REPAIRS = dict.fromkeys((STRAY_QUOTE, DOUBTFUL_QUOTES), QUOTING) | {
 """What else helps with rows that cannot be read, by what is wrong with them."""
 
 
+_CR_TO_LF = r"tr '\r' '\n'"
+
+
 def in_shell(name: str) -> str:
     """The file that a job names, as a command takes it; of an uploaded data set, that of its name."""
     return shlex.quote(uploaded_name(name) or name)
@@ -48,13 +51,22 @@ def in_shell(name: str) -> str:
 
 def reencode(name: str) -> str:
     """What helps with a file that is not UTF-8."""
-    plain = PurePath(uploaded_name(name) or name).name
-    unpack = {".gz": "gzip -dc", ".zst": "zstd -dc"}.get(PurePath(name).suffix.lower())
-    if unpack is not None:
-        plain = PurePath(plain).stem
-    convert, file = "iconv -f WINDOWS-1251 -t UTF-8", in_shell(name)
-    read = f"{unpack} {file} | {convert}" if unpack else f"{convert} {file}"
-    return f"convert it to UTF-8, for example from Windows-1251: {read} > {shlex.quote(f'utf8-{plain}')}"
+    command = _filtered(name, "iconv -f WINDOWS-1251 -t UTF-8", "utf8")
+    return f"convert it to UTF-8, for example from Windows-1251: {command}"
+
+
+def end_in_lf(name: str) -> str:
+    """What helps with a file whose lines end in CR alone."""
+    return f"end lines in LF: {_filtered(name, _CR_TO_LF, 'lf')}"
+
+
+def _filtered(name: str, command: str, prefix: str) -> str:
+    """A line that sends a file, unpacked, through a command into another one beside it."""
+    path = PurePath(uploaded_name(name) or name)
+    unpack = {".gz": "gzip -dc", ".zst": "zstd -dc"}.get(path.suffix.lower())
+    plain, file = path.stem if unpack else path.name, in_shell(name)
+    read = f"{unpack} {file} | {command}" if unpack else f"{command} < {file}"
+    return f"{read} > {shlex.quote(f'{prefix}-{plain}')}"
 
 
 class Defect(Exception):
