@@ -183,11 +183,6 @@ def test_a_forked_trainer_learns_bit_for_bit_what_a_started_one_does(tmp_path: P
     [
         ("worker.main", "torch transformers wandb matplotlib"),
         ("worker.training.doctor.command, worker.training.rows.sheet", "torch transformers"),
-        (  # what each process that encodes rows imports
-            "worker.training.dataset.assembly, worker.training.tasks.causal.rows, "
-            "worker.training.tasks.classification.labels, worker.training.tasks.seq2seq.rows",
-            "torch transformers pyarrow",
-        ),
     ],
 )
 def test_processes_that_compute_nothing_import_nothing_heavy(modules: str, left_out: str) -> None:

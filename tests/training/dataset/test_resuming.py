@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import select
 import shutil
 import signal
@@ -23,6 +24,7 @@ from tests.support.machine import longest_file
 from tests.support.processes import children
 from tests.training.workplace import Workplace, dataset_of, pairs
 from worker.training.dataset import writing
+from worker.training.dataset.encoding import Recipe
 from worker.training.journal import Journal
 from worker.training.rows.origin import find_source
 from worker.training.rows.text import template
@@ -222,3 +224,26 @@ def test_a_worker_imports_neither_torch_nor_transformers() -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     assert said == "set()\n"
+
+
+@pytest.mark.parametrize("model", ["builtin:t5-tiny", "builtin:qwen-tiny", "builtin:roberta-tiny"])
+def test_processes_that_encode_rows_import_neither_torch_nor_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    sent: list[Recipe] = []
+
+    def recipe(*parts: Any) -> Recipe:
+        sent.append(Recipe(*parts))
+        return sent[-1]
+
+    monkeypatch.setattr(writing, "Recipe", recipe)
+    place = Workplace(tmp_path, planned=False)
+    place.rows("rows.jsonl", [{"input": f"a ticket {number}", "target": "ab"[number % 2]} for number in range(60)])
+    place.prepare(place.job(model=model, data={"input": "input", "target": "target"}))
+    code = (
+        "import pickle, sys\nfrom worker.training.dataset.encoding import BlockEncoder\n"
+        "BlockEncoder(pickle.load(sys.stdin.buffer))\n"
+        "print([name for name in ('torch', 'transformers', 'pyarrow') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(sent[0]), capture_output=True, check=True)
+    assert done.stdout.decode().strip() == "[]"

@@ -55,7 +55,7 @@ class Manifest(Frozen):
 
 # -- data --------------------------------------------------------------------------------------------------------------
 
-FORMAT = 10
+FORMAT = 11
 """Goes up whenever the same rows would be prepared differently."""
 SIDES = ("input", "target")
 PARTS = ("train", "validation")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -62,7 +62,7 @@ class LabelReport(Protocol):
 
 
 class RowTask(Protocol):
-    """What the dataset asks of a task. Can be sent to another process."""
+    """What the dataset asks of a task."""
 
     @property
     def name(self) -> str:
@@ -95,8 +95,8 @@ class RowTask(Protocol):
     def tried(self, tokenizer: TokenizerState, texts: Sequence[Texts], limits: Limits) -> TokenizerState:
         """The same, with what these rows, a job's first ones, show of it. Raises Rejected (`tokenizer_unusable`, …)."""
 
-    def encoder(self, tokenizer: TokenizerState, limits: Limits) -> RowEncoder:
-        """By a tokenizer that was tried."""
+    def encoder(self, tokenizer: TokenizerState, limits: Limits) -> Callable[[], RowEncoder]:
+        """What makes one, by a tokenizer that was tried. Can be sent to another process, which imports no task."""
 
     def builtin_spans(self, texts: Texts) -> tuple[SpanPreview, ...]:
         """A row as the built-in model will read it, which has no tokenizer yet, as one text in parts; none: as an input
@@ -107,10 +107,8 @@ class RowTask(Protocol):
 class Recipe:
     """How rows become tokens. Can be sent to another process."""
 
-    task: RowTask
+    encoder: Callable[[], RowEncoder]
     templates: Templates
-    tokenizer: TokenizerState
-    limits: Limits
     rewrites: dict[str, str] | None
     """Characters to write differently; None: nothing is normalized."""
 
@@ -142,7 +140,7 @@ class BlockEncoder:
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
-        self._encoder = recipe.task.encoder(recipe.tokenizer, recipe.limits)
+        self._encoder = recipe.encoder()
         self._rewrite = None if recipe.rewrites is None else Rewriter(recipe.rewrites)
 
     def encode(self, block: Block) -> EncodedBlock:

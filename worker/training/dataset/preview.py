@@ -90,7 +90,7 @@ def preview_rows(
         limits = task.limits(data)
         read = parse_rows(candidates.first, RowReader(*templates, rewriter))
         texts = [found for _, found in read if isinstance(found, Texts)]
-        preview = task.encoder(task.tried(tokenizer, texts, limits), limits).preview
+        preview = task.encoder(task.tried(tokenizer, texts, limits), limits)().preview
     seen: list[Row] = []
     rejected: Counter[str] = Counter()
 

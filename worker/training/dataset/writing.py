@@ -85,7 +85,7 @@ def write_dataset(
             log.info("resuming behind the %d rows that were prepared before", assembly.rows)
         for number, (source, both) in enumerate(sources):
             if number == len(assembly.ends):
-                recipe = Recipe(task, both, tokenizer, limits, rewrites)
+                recipe = Recipe(task.encoder(tokenizer, limits), both, rewrites)
                 reader = open_source(source, _columns(both), CsvFormat.of(data))
                 with EncoderPool(recipe, cores() if workers is None else workers) as pool:
                     _add_source(assembly, pool, reader, len(sources), journal)

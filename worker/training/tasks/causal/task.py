@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -102,9 +103,9 @@ class Causal(Unlabelled):
         """Raises Rejected (`tokenizer_unusable`, `chat_template`)."""
         return tried(tokenizer, texts, limits, everything=self.everything)
 
-    def encoder(self, tokenizer: TokenizerState, limits: Limits) -> CausalEncoder:
+    def encoder(self, tokenizer: TokenizerState, limits: Limits) -> Callable[[], CausalEncoder]:
         assert isinstance(tokenizer, CausalTokenizer)
-        return CausalEncoder(tokenizer, limits, everything=self.everything)
+        return partial(CausalEncoder, tokenizer, limits, everything=self.everything)
 
     def builtin_spans(self, texts: Texts) -> tuple[SpanPreview, ...]:
         rendered = builtin.CHAT.render(texts, everything=self.everything)

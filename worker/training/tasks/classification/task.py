@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -185,8 +185,8 @@ class Classification:
         found.check_limits({self.limit_keys[0]: limits["input"]})
         return found
 
-    def encoder(self, tokenizer: TokenizerState, limits: Limits) -> ClassEncoder:
-        return ClassEncoder(tokenizer, limits, self.label_names, several=self.several)
+    def encoder(self, tokenizer: TokenizerState, limits: Limits) -> Callable[[], ClassEncoder]:
+        return partial(ClassEncoder, tokenizer, limits, self.label_names, several=self.several)
 
     # -- models as files ---------------------------------------------------------------------------------------------
 

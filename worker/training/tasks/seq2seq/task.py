@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -129,8 +129,8 @@ class Seq2Seq(Unlabelled):
         found.check_limits(dict(zip(self.limit_keys, limits.values(), strict=True)))
         return found
 
-    def encoder(self, tokenizer: TokenizerState, limits: Limits) -> PairEncoder:
-        return PairEncoder(tokenizer, limits)
+    def encoder(self, tokenizer: TokenizerState, limits: Limits) -> Callable[[], PairEncoder]:
+        return partial(PairEncoder, tokenizer, limits)
 
     def layout(self, config: Config) -> Layout:
         return layout_of(config)
