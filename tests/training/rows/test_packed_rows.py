@@ -173,6 +173,8 @@ _NUMBERED = [[number, *row] for number, row in enumerate(_LONG)]
         ([["text", "label"]], [["t", "u", "a note"], *_LONG], "", 1),
         ([["text", "label"]], [[*row, f"note {number}"] for number, row in enumerate(_LONG)], "", 1),
         ([["text", 2024]], [["yes", "no"], *_LONG[:2]], "", 1),
+        ([["text", "label", None]], [[*row, "2024-01-01"] for row in _LONG], "", 1),
+        ([["input", "target"], []], [["hello", "bonjour"], *([row[0], row[0] * 2] for row in _LONG)], "", 1),
     ],
 )
 def test_names_of_columns_are_told_from_titles_and_groups_above_them(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,10 +126,11 @@ def naming_part(files: Sequence[RowFile], param: str, format: str, csv: CsvForma
     try:
         yield
     except BadData as error:
-        reader = open_files(files, param, format, None, csv)
-        next(reader.blocks(1), None)
-        if reader.reading is not None:
-            error.args = (f"{error} (from {reader.reading})",)
+        with suppress(BadData, OSError):  # the first error is the one to tell
+            reader = open_files(files, param, format, None, csv)
+            next(reader.blocks(1), None)
+            if reader.reading is not None:
+                error.args = (f"{error} (from {reader.reading})",)
         raise
 
 

@@ -117,13 +117,13 @@ class Sheet:
             sure = grouped and place == first + 1
             if wider and _filled(row) >= self._usual and self._are_names(place, sure=sure, doubtful=doubtful):
                 return place
-            doubtful |= not _filled(row)
+            doubtful |= not _filled(row) and _filled(top) < self._usual
         return first
 
     def _are_names(self, place: int, *, sure: bool, doubtful: bool) -> bool:
-        """Whether a row is of texts that do not occur below it, and rows below are of another kind: numbers, or, where
-        the row above is `doubtful`, longer texts; or that is `sure`."""
-        row, other = self._head[place], sure
+        """Whether a row is of texts that do not occur below it, and rows below are of another kind: numbers in a
+        column, or, where the row above is `doubtful`, texts of other lengths in all; or that is `sure`."""
+        row, kinds, lengths, alike = self._head[place], list[bool](), list[bool](), False
         names = [cell for cell in row if cell is not None]
         if not all(map(_may_name, names)) or len(set(names)) < len(names):
             return False
@@ -134,9 +134,13 @@ class Sheet:
             if cell in below:
                 return False
             texts = [value for value in below if isinstance(value, str) and not _DATE.match(value)]
-            longer = doubtful and len(texts) >= _ROWS and all(len(text) >= 2 * len(str(cell)) for text in texts)
-            other |= not texts or longer
-        return other
+            kinds.append(not texts)
+            enough, size = doubtful and len(texts) >= _ROWS, len(str(cell))
+            longer = enough and all(len(text) >= 2 * size for text in texts)
+            shorter = enough and all(2 * len(text) <= size for text in texts)
+            lengths.append(longer)
+            alike |= bool(texts) and not (longer or shorter)
+        return sure or any(kinds) or (any(lengths) and not alike)
 
     def unnamed(self, names: list[str]) -> list[str]:
         """Letters of the columns with values, but no name."""
@@ -256,8 +260,10 @@ def _duration(cell: timedelta) -> str:
 
 
 def _may_name(cell: Cell) -> bool:
-    """Whether it is a text, and no number."""
-    return isinstance(cell, str) and cell != NO_RESULT_CELL and not _NUMBER.fullmatch(cell.strip())
+    """Whether it is a text, and neither a number nor a date."""
+    if not isinstance(cell, str) or cell == NO_RESULT_CELL:
+        return False
+    return not _NUMBER.fullmatch(cell.strip()) and not _DATE.match(cell)
 
 
 def _filled(row: list[Cell]) -> int:

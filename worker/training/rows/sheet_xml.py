@@ -18,6 +18,7 @@ _DAMAGED = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSE
 _ATTRIBUTES = rb"""(?:[^<>"']|"[^"]*"|'[^']*')*"""
 _EXCEL_SHEET = re.compile(r"xl/worksheets/[^/]+\.xml", re.IGNORECASE)
 _CALCULATES = re.compile(rb'fullCalcOnLoad="(?:1|true)"')
+_HAS_FORMULAS = re.compile(rb"<(?:\w+:)?f[\s/>]")
 _FORMULA = re.compile(
     rb"<((?:\w+:)?)c\b(%(a)s)>(\s*<\1f\b%(a)s(?<!/)>[^<]*</\1f>|\s*<\1f\b%(a)s/>)\s*"
     rb"(?:<\1v\s*/>\s*|<\1v>([^<]*)</\1v>\s*)?</\1c>" % {b"a": _ATTRIBUTES}
@@ -100,7 +101,7 @@ def completed(content: bytes) -> bytes:
 def _excel(sheet: bytes, *, calculates: bool) -> bytes:
     """`calculates`: the program that opens it is told to compute all formulas. Libraries that cannot write 0 for each
     then."""
-    if b"f>" not in sheet and b"<f" not in sheet:
+    if not _HAS_FORMULAS.search(sheet):
         return sheet
     none: set[bytes | None] = {None, b""}
     if calculates and all(found[4] in (*none, b"0") for found in _FORMULA.finditer(sheet)):
