@@ -30,6 +30,8 @@ MOST_WHOLE = 2**53
 ASHA_FROM = 50
 """Trials below which successive halving mostly stops those that would have caught up."""
 KEYS_OF_A_SWEEP = "`longhaul keys --sweep` and docs/reference/sweep.md list the keys of a sweep"
+_OF_ROWS = ("no_rows", "no_usable_columns", "too_many_invalid_rows")
+"""Codes of errors that other columns, limits or tokenizers may mend."""
 _OF_MEMORY = ("does_not_fit", "host_memory")
 """Codes of errors that other settings of a job may mend, whatever is named."""
 _QUOTED = re.compile(r'space\."([\w.]+)"')
@@ -149,6 +151,8 @@ class SweepSpec(Part):
         parts = {key.partition(".")[0] for key in self.space}
         if code in _OF_MEMORY:
             return parts != {"training"}
+        if code in _OF_ROWS and not parts.isdisjoint(("data", "model", "task")):
+            return True
         of_rows = param is not None and param.startswith(("data.train", "data.validation"))
         near = [key for key in self.space if f"{key}.".startswith(f"{param}.") or f"{param}.".startswith(f"{key}.")]
         return bool(near) or (not of_rows and not parts.isdisjoint(("model", "task")))

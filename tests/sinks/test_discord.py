@@ -790,19 +790,19 @@ def test_events_that_cannot_be_read_for_a_while_are_not_told_twice(channel: JobC
     assert len(channel.messages) == told
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_a_job_of_which_not_all_is_left_is_told_of_if_it_may_be(channel: JobChannel, wanted: bool) -> None:
-    if wanted:
+@pytest.mark.parametrize("more", [{}, {"discord": False}, {"sweep": "sweep-1"}])
+def test_a_job_of_which_not_all_is_left_is_told_of_if_it_may_be(channel: JobChannel, more: dict[str, Any]) -> None:
+    if not more:
         channel.run.events_file.unlink()
     else:
         channel.run.spec_file.unlink()
         first = channel.run.events()[0]
-        quiet = first.model_copy(update={"fact": first.fact.model_copy(update={"discord": False})})
+        quiet = first.model_copy(update={"fact": first.fact.model_copy(update=more)})
         channel.run.events_file.write_bytes(event_line(quiet))
     channel.listen()
     for _ in range(2):
         channel.turn()
-    assert [message.title for message in channel.messages] == ["job-1: its run directory is damaged"] * wanted
+    assert [message.title for message in channel.messages] == ["job-1: its run directory is damaged"] * (not more)
 
 
 def test_the_curve_in_the_progress_message_is_replaced_now_and_then(channel: JobChannel) -> None:

@@ -110,7 +110,8 @@ def test_what_is_refused_names_the_key(space: dict[str, Any], more: dict[str, An
     ("space", "code", "param", "mended"),
     [
         ("training.batch_size", "file_missing", "data.train", False),
-        ("model", "file_missing", "data.train.1", False),
+        ("model", "file_missing", "data.train.1", False), ("data.target", "no_rows", "data.train", True),
+        ("model", "no_rows", "data.train", True), ("training.batch_size", "no_rows", "data.train", False),
         ("model", "no_usable_columns", "data.input", True), ("model", "model_not_found", "model", True),
         ("training.batch_size", "model_not_found", "model", False), ("data.train", "file_missing", "data.train", True),
         ("method.rank", "rank_too_large", "method.rank", True), ("method.rank", "bad_targets", "method", True),

@@ -221,8 +221,9 @@ class DiscordSink:
         return self._edit(job, "", None)  # it trains: what was said before is over
 
     def damaged(self, job: str, submitted: JobSubmitted | None, error: Damaged) -> Outcome:
-        """A message of its own, unless the job wants no Discord."""
-        if self._webhook is None or (submitted is not None and not submitted.discord):
+        """A message of its own, unless the job wants no Discord, or is a trial."""
+        quiet = submitted is not None and (not submitted.discord or submitted.sweep is not None)
+        if self._webhook is None or quiet:
             return DONE
         if "warnings" not in self._options.kinds:
             return DONE
