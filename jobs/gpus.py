@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # the table is of use where there is no pydantic, as to bench
 
 GPU = "LONGHAUL_GPU"
 """Environment variable by which a supervisor tells check and prepare which GPU will train (`GpuFacts`)."""
-"""The same of GPUs that may train a job together that does not fit that one."""
 
 
 DRIVER_BYTES = 2**29

@@ -116,8 +116,9 @@ class DataPlan(Frozen):
     sources: tuple[SourcePlan, ...] = ()
     """Where `data.train` names several: all of them; else empty."""
     digests: tuple[str | None, ...] = ()
-    """By which *prepare* finds that a file is another than *check* read: of the files of training rows in their order,
-    then of that of validation rows. Null: a hub data set. Empty in plans of earlier versions."""
+    """By which *prepare* finds that a file is another than *check* read, by its size and its first and last 8 MiB: of
+    the files of training rows in their order, then of that of validation rows. Null: a hub data set. Empty in plans of
+    earlier versions."""
     prepared: str | None = None
     """Absolute path of the prepared dataset; known after prepare."""
     rows: int

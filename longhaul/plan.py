@@ -64,7 +64,8 @@ def dry_run(api: Longhaul, make: Callable[..., JobDict], console: Console) -> Dr
             for _ in api.events(made["id"], on_trouble=lambda trouble: console.print(trouble, style="yellow")):
                 pass
     except KeyboardInterrupt:
-        api.cancel(made["id"])
+        with suppress(ApiError):  # its check has ended by now
+            api.cancel(made["id"])
         raise
     ended = api.get(made["id"])
     if ended["status"] != "validated":

@@ -75,7 +75,7 @@ def routes(actions: Actions) -> APIRouter:
         ] = (),
         dry_run: Annotated[bool | None, Query(description="Only dry runs, or only other jobs.")] = None,
         dry_runs: Annotated[
-            bool, Query(description="Dry runs, too. Those that are `validated` need no saying.")
+            bool, Query(description="Dry runs, too. With `status=validated` they are listed in any case.")
         ] = False,
         sweep: Annotated[str | None, Query(description="Only trials of this sweep.", max_length=80)] = None,
         trials: Annotated[bool, Query(description="Trials of sweeps, too.")] = False,

@@ -141,7 +141,7 @@ def texts_together(memory: MemoryPlan | None, task: Task, config: Config, tokens
 
     Gradients and activations of a step are gone by then, and what they leave of its planned peak is taken, so that the
     peak stays one; on a CPU without a budget, all that is free. `micro_batch`: rows for which memory has been enough;
-    fewer than planned show that there is less room than planned. Texts are never fewer than these.
+    fewer than planned show that there is less room than planned. Texts are no fewer than these, up to 32.
     """
     if memory is None:
         return EVALUATED_TOGETHER
