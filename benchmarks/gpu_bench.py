@@ -1,6 +1,6 @@
 """One model, the rows and the clock: what `gpu_throughput` measures in one configuration.
 
-Needs torch, transformers and numpy only, as do the modules of the trainer that it imports.
+Needs torch, transformers, numpy and pydantic only, as do the modules of the trainer that it imports.
 """
 
 from __future__ import annotations

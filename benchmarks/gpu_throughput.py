@@ -4,11 +4,11 @@
     python -m benchmarks.gpu_throughput --device cpu --shape tiny --micro-batches 4 …           a dry run
     python -m benchmarks.gpu_throughput --data FILE --tokenizer FOLDER --write-lengths OUT.npy  lengths of a corpus
 
-Needs torch, transformers and numpy from the machine, and this repository. Weights are random, made on the GPU; rows
-are random tokens with the lengths of a corpus (benchmarks/random_rows.py). A GPU of 32 GB is emulated on a larger one:
-the allocator gets 31.4 GiB less 0.6 for the CUDA context; the states of an 8-bit optimizer (5.4 GiB) are allocated,
-and gradients stay between micro-batches. Timed is forward and backward, copies to the GPU included, without optimizer
-and without preparing batches.
+Needs torch, transformers, numpy and pydantic from the machine, and this repository. Weights are random, made on the
+GPU; rows are random tokens with the lengths of a corpus (benchmarks/random_rows.py). A GPU of 32 GB is emulated on a
+larger one: the allocator gets 31.4 GiB less 0.6 for the CUDA context; the states of an 8-bit optimizer (5.4 GiB) are
+allocated, and gradients stay between micro-batches. Timed is forward and backward, copies to the GPU included, without
+optimizer and without preparing batches.
 
 Every configuration (benchmarks/gpu_ladder.py) orders all rows for an epoch, and runs micro-batches drawn from that
 evenly by cost. Since such a part may be a little longer or shorter than the corpus, `rows/s` is that of its mean row:

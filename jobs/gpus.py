@@ -14,10 +14,8 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # the table is of use where there is no pydantic, as to benchmarks.gpu_throughput
-    from jobs.measured import MeasuredGpu
+from jobs.measured import MeasuredGpu
 
 GPU = "LONGHAUL_GPU"
 """Environment variable by which a supervisor tells check and prepare which GPU will train (`GpuFacts`)."""
@@ -113,7 +111,6 @@ class GpuFacts:
     @classmethod
     def parse(cls, text: str) -> GpuFacts:
         """What `encode` made. Raises ValueError."""
-        from jobs.measured import MeasuredGpu
 
         try:
             facts = json.loads(text)

@@ -14,18 +14,18 @@ from worker.training.machine import host
 # Lists that hold each other twice, 60 deep: to compare two of them is one instruction of Python's, without an end.
 _ENDLESS = """
 import signal
-from worker.training.machine import cpu_limit
+from worker.training.machine import host
 one, other = [1], [1]
 for _ in range(60):
     one, other = [one, one], [other, other]
 """
 _ROW = """
-cpu_limit.KILLED_AFTER_S = 0.1
-with cpu_limit.cpu_limit(0.1, or_killed=True):
+host.KILLED_AFTER_S = 0.1
+with host.cpu_limit(0.1, or_killed=True):
     one == other
 """
 _STAGE = """
-cpu_limit.limit_process(0.1)
+host.limit_process(0.1)
 one == other
 """
 

@@ -828,9 +828,9 @@ def test_lines_of_utf8_and_damaged_ones_in_a_file_of_windows_1252_are_told_apart
 @pytest.mark.parametrize(
     ("name", "command"),
     [
-        ("dataset:rows.csv", "WINDOWS-1251 -t UTF-8 rows.csv > utf8-rows.csv"),
+        ("dataset:rows.csv", "WINDOWS-1251 -t UTF-8 < rows.csv > utf8-rows.csv"),
         ("dataset:rows.csv.zst", "zstd -dc rows.csv.zst | iconv -f WINDOWS-1251 -t UTF-8 > utf8-rows.csv"),
-        ("new/my rows.csv", "WINDOWS-1251 -t UTF-8 'new/my rows.csv' > 'utf8-my rows.csv'"),
+        ("new/my rows.csv", "WINDOWS-1251 -t UTF-8 < 'new/my rows.csv' > 'utf8-my rows.csv'"),
     ],
 )
 def test_a_command_that_helps_names_a_file(name: str, command: str) -> None:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from jobs.dataset_report import DatasetSummary
 from jobs.errors import BadData
 from jobs.frozen import Frozen
+from worker.training.dataset.ledger import Ledger
 from worker.training.store import fingerprint
 
 if TYPE_CHECKING:
@@ -203,9 +204,6 @@ class Writer:
         self._folder = folder
         self._dtype = token_dtype(vocabulary)
         names = [f"{side}.tokens" for side in SIDES] + [f"{WORK}{side}.lengths" for side in SIDES]
-        # Imported here: reading alone needs nothing of `jobs` (benchmarks/gpu_throughput.py: no pydantic).
-        from worker.training.dataset.ledger import Ledger
-
         self.ledger = Ledger(folder, WORK + "log", [*names, *also])
         self.rows = self.ledger.sizes[f"{WORK}{SIDES[0]}.lengths"] // 4
 
