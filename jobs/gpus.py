@@ -111,7 +111,6 @@ class GpuFacts:
     @classmethod
     def parse(cls, text: str) -> GpuFacts:
         """What `encode` made. Raises ValueError."""
-
         try:
             facts = json.loads(text)
             measured = facts.get("measured")
