@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from functools import partial
@@ -25,6 +26,8 @@ pytestmark = [
 
 
 def examine(group: str, folder: Path) -> dict[str, Finding]:
+    gc.collect()  # a group has a process of its own, in which no other test has left anything on the GPU
+    torch.cuda.empty_cache()
     found: dict[str, Finding] = {}
     gpu = GpuFacts("NVIDIA GeForce RTX 5090", 32_607 * 2**20)
     examination = Examination("cuda", folder, "tiny", math.inf, gpu)  # on a slow machine, too, nothing is left out
