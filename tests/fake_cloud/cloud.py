@@ -70,9 +70,10 @@ class FakeCloud:
         return self._cloud.tasks()
 
     def spans(self) -> list[str]:
-        """Starts and ends of programs, in order."""
+        """Starts and ends of programs, in order; none before the first."""
         file = self.folder / "log"
-        return [line.split()[0] for line in file.read_text().splitlines() if line.startswith(("start ", "end "))]
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [line.split()[0] for line in lines if line.startswith(("start ", "end "))]
 
     def __enter__(self) -> FakeCloud:
         return self
