@@ -1,4 +1,4 @@
-"""The states of a job and the one table of legal moves (architecture.md: States)."""
+"""The states of a job and the one table of legal moves (run-directory.md: States)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The table of reasons: what each is on disk, what its exit code means, and what docs/architecture.md says of it."""
+"""The table of reasons: what each is on disk, and what its exit code means."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 
 import pytest
@@ -10,7 +9,6 @@ from pydantic import ValidationError
 
 from jobs.events import AttemptEnded, Fault
 from jobs.reasons import Reason
-from tests.support.stack import ROOT
 
 
 @pytest.mark.parametrize(
@@ -50,12 +48,3 @@ def test_what_is_not_in_the_table_is_no_reason() -> None:
 def test_sentences_fit_into_others_and_headlines_stand_alone(reason: Reason) -> None:
     assert reason.sentence[0].islower() and reason.headline[0].isupper()
     assert not any(text.endswith(".") for text in (reason.sentence, reason.headline, reason.hint or ""))
-
-
-def test_the_table_of_the_architecture_page_is_this_one() -> None:
-    """Every reason once, and only those together after which the next attempt starts alike."""
-    table = (ROOT / "docs" / "architecture.md").read_text().split("| reason of an end |")[1].split("\n\n")[0]
-    named = {reason.value: reason for reason in Reason}
-    rows = [[named[code] for code in re.findall(r"`(\w+)`", row.split("|")[1])] for row in table.splitlines()[2:]]
-    assert sorted(reason for row in rows for reason in row) == sorted(Reason)
-    assert all(len({reason.counted for reason in row}) == 1 for row in rows)

@@ -1,20 +1,23 @@
-"""The table of moves is that of docs/architecture.md, no more and no less."""
+"""The table of moves is that of docs/run-directory.md, no more and no less."""
 
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 
 from jobs.errors import InvalidTransition
 from jobs.state import TRANSITIONS, Status, transition
+from tests.support.stack import ROOT
 
+_DIAGRAM = (ROOT / "docs" / "run-directory.md").read_text().split("stateDiagram-v2")[1].split("```")[0]
+_ARROWS = re.findall(r"(\w+) --> (\w+)", _DIAGRAM)
+_OVER = [target for source, target in _ARROWS if source == "over"]
 DESIGN = {
-    ("validating", "queued"), ("queued", "running"), ("running", "succeeded"),
-    *itertools.product(("validating", "queued", "running", "paused"), ("failed", "cancelled")),
-    ("queued", "paused"), ("running", "paused"), ("paused", "queued"), ("running", "queued"),
-    ("validating", "validated"), ("running", "validating"), ("validating", "paused"),
-}  # fmt: skip
+    (source, end) for source, target in _ARROWS if source != "over" for end in (_OVER if target == "over" else [target])
+}
+"""State, and state that may follow; "over" is the diamond."""
 
 
 def test_the_table_is_the_design() -> None:
