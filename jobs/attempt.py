@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,6 +17,8 @@ from jobs.frozen import Empty, Frozen
 from jobs.memory_plan import MemorySummary
 from jobs.plan import CheckSummary, StepLimit, TimeSummary
 from jobs.reasons import Reason
+from jobs.state import Stage
+from jobs.text.units import format_duration, format_share
 from jobs.verdict import ConfidenceInterval, Verdict
 
 log = logging.getLogger("longhaul.rundir")
@@ -33,6 +37,39 @@ class Heartbeat(Frozen):
     """0 to 1 within the phase, where known."""
     interval_s: float | None = None
     """Median time between heartbeats of this phase, where known; silence is judged by it."""
+
+
+PHASE_WORDS: Mapping[Phase, str] = {
+    "check": "checking", "prepare": "preparing the data", "load": "loading the model", "compile": "compiling",
+    "step": "training", "evaluate": "evaluating", "generate": "writing texts", "save": "saving",
+    "wait": "waiting for the GPU",
+}  # fmt: skip
+"""What a process of the job does in it, for people."""
+
+
+class Activity(Frozen):
+    """What the process of a job does now, by its newest heartbeat."""
+
+    stage: Stage
+    attempt: int | None
+    """Of *train*."""
+    phase: Phase
+    since: float
+    """When the phase began, Unix seconds."""
+    fraction: float | None = None
+    """How far it is, 0 to 1; None: not known."""
+
+    @classmethod
+    def of(cls, beat: Heartbeat, since: float, stage: Stage, attempt: int | None) -> Activity:
+        """As this heartbeat says."""
+        fraction = None if beat.progress is None else round(min(1.0, max(0.0, beat.progress)), 2)
+        return cls(stage=stage, attempt=attempt, phase=beat.phase, since=since, fraction=fraction)
+
+
+def activity_text(words: str, since: float, fraction: float | None) -> str:
+    """Such as `compiling for 40 s, 36 % done`."""
+    done = "" if fraction is None else f", {format_share(fraction)} done"
+    return f"{words} for {format_duration(max(0.0, time.time() - since))}{done}"
 
 
 class Noted(Frozen):

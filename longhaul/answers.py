@@ -45,6 +45,15 @@ class ProgressDict(TypedDict):
     at: float | None
 
 
+class ActivityDict(TypedDict):
+    """What the process of a job does now."""
+
+    phase: str
+    words: str
+    since: float
+    fraction: float | None
+
+
 class SummaryDict(TypedDict):
     """A plan of time or memory, for people; its figures stand beside."""
 
@@ -150,6 +159,7 @@ class JobDict(TypedDict):
     steps: int | None
     limited_by: Literal["epochs", "max_steps", "max_hours", "early_stopping"] | None
     progress: ProgressDict
+    activity: ActivityDict | None
     first_loss: float | None
     best_loss: float | None
     final_loss: float | None

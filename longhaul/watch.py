@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from jobs.attempt import activity_text
 from jobs.events import Sample
 from jobs.plan import limit_words
 from jobs.text.units import format_number, format_share, one_line
@@ -58,7 +59,7 @@ def watch(
     told_at, told_step = time.monotonic(), 0
     for shown in states:
         step = shown["progress"]["step"]
-        if step > told_step and time.monotonic() - told_at >= PLAIN_EVERY_S:
+        if (step > told_step or _doing(shown)) and time.monotonic() - told_at >= PLAIN_EVERY_S:
             console.print(_line(shown), highlight=False, soft_wrap=True)
             told_at, told_step = time.monotonic(), step
     return shown
@@ -174,11 +175,21 @@ def _state(job: JobDict) -> str:
         return f"paused: {job['error']['code']}"
     if job["queue_position"]:
         return f"{status}, number {job['queue_position']} in the queue"
+    if doing := _doing(job):
+        return doing if status == "validating" else f"{status}: {doing}"
     if status == "validating":
         return "checking" if job["stage"] == "check" else "preparing the data"
     if status == "queued" and job["not_before"] and (wait := job["not_before"] - time.time()) > 0:
         return f"next attempt in {duration(wait)}"
     return status
+
+
+def _doing(job: JobDict) -> str | None:
+    """What its process does besides training."""
+    activity = job.get("activity")  # an older service says nothing of it
+    if not activity or activity["phase"] == "step":
+        return None
+    return activity_text(activity["words"], activity["since"], activity["fraction"])
 
 
 def _figures(job: JobDict) -> list[str]:

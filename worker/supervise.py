@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 
-from jobs.attempt import CheckResult, Finished, Noted, PrepareResult
+from jobs.attempt import Activity, CheckResult, Finished, Noted, PrepareResult
 from jobs.disk.files import append_line
 from jobs.disk.rundir import RunDir, last_metrics
 from jobs.errors import Conflict, Damaged, NewerFormat, NotFound, StoreUnavailable
@@ -161,16 +161,18 @@ class News:
     """The trainer has; this is the last."""
 
 
-def follow(trainer: Trainer, run: RunDir, lease: Lease) -> Iterator[News]:
-    """Look at a trainer until it has ended, and kill it if it makes no progress.
+def follow(store: Store, trainer: Trainer, run: RunDir, lease: Lease) -> Iterator[News]:
+    """Look at a trainer until it has ended, show what it does, and kill it if it makes no progress.
 
     Raises Conflict, the trainer killed, when another supervisor holds the job.
     """
     before: object = None
+    shown: Activity | None = None
     ended = False
     while not ended:
         ended = trainer.wait(LOOK_S)
         lines, now = trainer.read_lines(), run.state()
+        shown = show_activity(store, run, None if ended else trainer.activity, shown)
         yield News(lines, now != before, ended)
         before = now
         if not ended and lease.lost:
@@ -207,7 +209,7 @@ def train(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) -> Jo
     retry_at = 0.0
     asked = over = False
     explained: Finished | None = None
-    for news in follow(trainer, run, lease):
+    for news in follow(context.store, trainer, run, lease):
         untold.extend(trainer.facts())
         facts.extend(line.fact for line in news.lines if isinstance(line, Noted))
         explained = next((line for line in news.lines if isinstance(line, Finished)), explained)
@@ -294,7 +296,7 @@ def validate(context: WorkerContext, run: RunDir, stage: Stage, lease: Lease) ->
         environment[GPU] = gpu.encode()
     trainer = Trainer(run, stage, None, here(environment, context.warm))
     lines: list[Noted | Finished] = []
-    for news in follow(trainer, run, lease):
+    for news in follow(context.store, trainer, run, lease):
         lines += news.lines
         if news.ended:
             break
@@ -351,6 +353,18 @@ def has_budget(run: RunDir) -> bool:
         return run.spec().memory.budget != "auto"
     except (NotFound, Damaged):  # the trainer, too, will read it, and say what is wrong with it
         return False
+
+
+def show_activity(store: Store, run: RunDir, activity: Activity | None, shown: Activity | None) -> Activity | None:
+    """Copy what the trainer does to Redis when it has changed. Returns what is shown there."""
+    if activity == shown:
+        return shown
+    try:
+        store.set_activity(run.id, activity)
+    except StoreUnavailable as error:
+        log.warning("job %s: what it does is not shown (%s)", run.id, error)
+        return shown
+    return activity
 
 
 def show_latest(store: Store, run: RunDir, seen: int, scratch_attempt: int) -> int:

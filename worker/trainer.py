@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from jobs.attempt import Finished, Heartbeat, Noted, Phase, parse_line
+from jobs.attempt import Activity, Finished, Heartbeat, Noted, Phase, parse_line
 from jobs.disk.files import regular
 from jobs.disk.rundir import RunDir
 from jobs.errors import StageError
@@ -83,10 +83,12 @@ class Trainer:
 
     def __init__(self, run: RunDir, stage: Stage, attempt: int | None, start: Starter) -> None:
         self.run = run
-        self._stage = stage
+        self._stage, self._attempt = stage, attempt
         self._file = run.attempt_file(stage.value if attempt is None else attempt)
         self._offset = 0
         self._beat: Heartbeat | None = None
+        self.activity: Activity | None = None
+        """What it does now; None: it has not said so yet."""
         self._heard = self._looked = time.monotonic()
         self._alive = self._host = HostLook.now(None)
         self.killed_for: str | None = None
@@ -125,7 +127,9 @@ class Trainer:
             self._look_at_host()
         for line in lines:
             if isinstance(line, Heartbeat):
-                self._beat = line
+                going_on = self._beat is not None and self.activity is not None and self._beat.phase == line.phase
+                since = self.activity.since if going_on and self.activity is not None else line.at
+                self._beat, self.activity = line, Activity.of(line, since, self._stage, self._attempt)
         return [line for line in lines if not isinstance(line, Heartbeat)]
 
     def facts(self) -> list[AnyFact]:

@@ -96,8 +96,8 @@ end
 # Before the scripts below, after these:
 #
 # - `shown(id)`: {id, record, spec, newest row of metrics, jobs before it or -1, start, finish, damage, reports,
-#   in_work}, as in `jobs.redis.store.RawJob`; nothing: no job. Start and finish are Unix ms, '' if unknown and for a
-#   job that does not wait for a GPU
+#   in_work, what its process does}, as in `jobs.redis.store.RawJob`; nothing: no job. Start and finish are Unix ms, ''
+#   if unknown and for a job that does not wait for a GPU
 # - `in_work(stage)`: of *check* and *prepare* the job that a worker has had longest, and for how many whole
 #   minutes; '': none for a minute
 # - `reports()`: heartbeats of train workers in one JSON list
@@ -211,10 +211,10 @@ local function shown(id)
     expected = expected or estimate()
     times = expected[id] or times
   end
-  local row = redis.call('HGET', lj(id) .. ':latest', 'row')
+  local latest = redis.call('HMGET', lj(id) .. ':latest', 'row', 'activity')
   local ended = h[5] == 'succeeded' or h[5] == 'failed' or h[5] == 'cancelled'
-  return {id, h[1], h[2] or '{}', row or '', rank or -1, times[1], times[2], h[4] or '', ended and '' or reports(),
-          rank and h[5] == 'validating' and in_work(h[3]) or ''}
+  return {id, h[1], h[2] or '{}', latest[1] or '', rank or -1, times[1], times[2], h[4] or '',
+          ended and '' or reports(), rank and h[5] == 'validating' and in_work(h[3]) or '', latest[2] or ''}
 end
 """
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, cast
 import redis
 from pydantic import ValidationError
 
+from jobs.attempt import Activity
 from jobs.disk import rundir
 from jobs.disk.event_log import Decision, event_log
 from jobs.disk.files import read_regular
@@ -138,6 +139,17 @@ class StoredJob:
     behind: tuple[str, int] | None = None
     """The job that the workers of its stage, *check* or *prepare*, have had longest, and for how many minutes; None: it
     does not wait there, or none for a minute."""
+    heard: Activity | None = None
+    """What its process last said that it does; see `activity`."""
+
+    @property
+    def activity(self) -> Activity | None:
+        """What it does now; None where nothing of it runs, or nothing was heard."""
+        heard, record = self.heard, self.record
+        if heard is None or record.stage is not heard.stage:
+            return None
+        runs = record.attempt_open and record.attempt == heard.attempt
+        return heard if runs or record.status is Status.VALIDATING else None
 
     @property
     def waits_because(self) -> str | None:
@@ -174,6 +186,7 @@ class RawJob(NamedTuple):
     trainers_json: bytes
     in_work: bytes
     """`queries.SHOWN`: id and minutes of the job behind which it waits to be checked or prepared."""
+    activity_json: bytes
 
     @property
     def id(self) -> str:
@@ -204,6 +217,7 @@ class RawJob(NamedTuple):
             damage=Fault.model_validate_json(self.damage_json) if self.damage_json else None,
             trainers=read_trainers(self.trainers_json) if self.trainers_json else (),
             behind=(in_work[0], int(in_work[1])) if (in_work := self.in_work.decode().split()) else None,
+            heard=Activity.model_validate_json(self.activity_json) if self.activity_json else None,
         )
 
 
@@ -344,9 +358,18 @@ class Store:
         key = f"{job_key(job)}:latest"
         with reachable():
             if row is None:
-                self._redis.delete(key)
+                self._redis.hdel(key, "row")
             else:
                 self._redis.hset(key, "row", row.model_dump_json())
+
+    def set_activity(self, job: str, activity: Activity | None) -> None:
+        """Replace what the process of the job does. None: it has none."""
+        key = f"{job_key(job)}:latest"
+        with reachable():
+            if activity is None:
+                self._redis.hdel(key, "activity")
+            else:
+                self._redis.hset(key, "activity", activity.model_dump_json())
 
     # -- order and leases ------------------------------------------------------------------------------------
 

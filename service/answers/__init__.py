@@ -7,7 +7,7 @@ Closed models: an answer with a field that is not described here is a fault. Ope
 
 from jobs.heartbeat import Gpu, Worker
 from service.answers.events import Event, EventList
-from service.answers.jobs import DeletedJob, Hyperparameters, Job, JobList, Progress, Repaired, ShownStatus
+from service.answers.jobs import DeletedJob, Hyperparameters, Job, JobActivity, JobList, Progress, Repaired, ShownStatus
 from service.answers.parts import Error, ErrorResponse, Health, WorkerList
 from service.answers.results import (
     ChatChoice,
@@ -58,6 +58,7 @@ __all__ = [
     "Health",
     "Hyperparameters",
     "Job",
+    "JobActivity",
     "JobList",
     "MetricList",
     "MetricPoint",

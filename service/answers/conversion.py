@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar
 
+from jobs.attempt import PHASE_WORDS, Activity
 from jobs.estimate import left_s, present
 from jobs.events import Event, level
 from jobs.metrics import MetricRow
@@ -16,7 +17,7 @@ from jobs.record import JobRecord
 from jobs.redis.store import RawJob, StoredJob
 from jobs.state import DAMAGED, Requested, Status
 from service.answers.events import EventEnvelope, model_of
-from service.answers.jobs import Hyperparameters, Job, JobGpu, JobList, Progress
+from service.answers.jobs import Hyperparameters, Job, JobActivity, JobGpu, JobList, Progress
 from service.answers.parts import Answer, Page
 from service.answers.wording import sentence
 
@@ -73,6 +74,7 @@ def job_answer(job: StoredJob, *, runs_name: str) -> Job:
         steps=record.steps,
         limited_by=record.limited_by,
         progress=_progress(record, job.latest),
+        activity=_activity(job.activity),
         first_loss=record.first_loss,
         best_loss=record.best_loss,
         final_loss=record.result_loss,
@@ -178,6 +180,12 @@ def _gpus(job: StoredJob) -> list[JobGpu]:
         )
         for _, gpu in sorted(reported.items())
     ]
+
+
+def _activity(heard: Activity | None) -> JobActivity | None:
+    if heard is None:
+        return None
+    return JobActivity(phase=heard.phase, words=PHASE_WORDS[heard.phase], since=heard.since, fraction=heard.fraction)
 
 
 def _progress(record: JobRecord, latest: MetricRow | None) -> Progress:

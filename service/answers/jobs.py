@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from jobs.attempt import Phase
 from jobs.dataset_report import PreparedSummary
 from jobs.events import Fault
 from jobs.frozen import Empty
@@ -58,6 +59,19 @@ class Progress(Answer):
     """Whether `eta_s` was measured or only planned."""
     at: float | None
     """Unix time of the row, seconds."""
+
+
+class JobActivity(Answer):
+    """What the process of a job does now."""
+
+    phase: Phase
+    """`load`, `compile`, `step`, `evaluate` and so on; `wait`: it waits for its GPU."""
+    words: str
+    """The phase for people, such as `loading the model`."""
+    since: float
+    """When it began, Unix seconds."""
+    fraction: float | None
+    """How far it is, 0 to 1; null: not known."""
 
 
 class JobGpu(Answer):
@@ -162,6 +176,8 @@ class Job(Answer):
     limited_by: StepLimit | None
     """What decides their number: the epochs, or a key of `training` that allows fewer."""
     progress: Progress
+    activity: JobActivity | None
+    """Null: no process of it runs, or it has not said yet what it does."""
     first_loss: float | None
     """Validation loss before the first step, nats per target token (of a classifier: per row); null where nothing is
     trained."""

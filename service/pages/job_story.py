@@ -12,6 +12,7 @@ from typing import Literal
 
 from markupsafe import Markup, escape
 
+from jobs.attempt import activity_text
 from jobs.comparison.answer import Difference
 from jobs.evaluation_metrics import chosen_text, metric_figure, metric_scale, metric_words
 from jobs.events import (
@@ -119,6 +120,8 @@ def now(shown: answers.Job) -> str:
         case "validating":
             if shown.queue_position and shown.waiting_reason:
                 return _waiting(shown)
+            if shown.activity is not None and shown.activity.phase != shown.stage.value:
+                return _doing(shown.activity)
             return {
                 "check": "Checking the job, the model's configuration and the first rows.",
                 "prepare": "Fetching the model, and reading and tokenizing all rows.",
@@ -160,6 +163,8 @@ def _running(job: answers.Job, step: str) -> str:
     progress = job.progress
     if job.waiting_reason:
         return _sentence(job.waiting_reason)
+    if job.activity is not None and job.activity.phase != "step":
+        return _doing(job.activity)
     if job.kind == "evaluate":
         return "The model is being evaluated."
     if progress.at is None:
@@ -169,6 +174,10 @@ def _running(job: answers.Job, step: str) -> str:
         return f"Training, {step}; its last figures are {duration(age)} old."
     left = "" if progress.eta_s is None else f"; {duration(progress.eta_s - age)} left"
     return f"Training, {step}{left}."
+
+
+def _doing(activity: answers.JobActivity) -> str:
+    return _sentence(activity_text(activity.words, activity.since, activity.fraction))
 
 
 def _from_to(first: float | None, last: float) -> str:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
+import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from jobs.attempt import Activity
 from jobs.disk.files import append_line
 from jobs.disk.rundir import truncate_metrics
 from jobs.metrics import MetricRow
+from jobs.state import Stage
+from longhaul.watch import status_line
 from service.reading import metric_series
 from service.reading.metric_series import FIELDS, Series, SeriesCache, chosen
 from tests.service.running import Service
-from tests.support.samples import metric_row
+from tests.support.samples import RUNNING, metric_row
 
 
 def write(file: Path, rows: list[MetricRow]) -> None:
@@ -202,3 +209,19 @@ def test_every_figure_of_a_row_can_be_asked_for() -> None:
     assert chosen(None) is None
     kinds = {field.annotation for field in MetricRow.model_fields.values()}
     assert kinds == {int, float, int | None, float | None}, "columns hold figures, and nothing else"
+
+
+def test_what_a_job_does_before_its_first_step_is_told_by_api_page_and_command(service: Service) -> None:
+    job = service.submit()
+    service.append(job, *RUNNING)
+    assert service.get(f"/jobs/{job}").json()["activity"] is None
+    since = time.time() - 40.5
+    service.store.set_activity(job, Activity(stage=Stage.TRAIN, attempt=1, phase="compile", since=since, fraction=0.36))
+    answer = service.get(f"/jobs/{job}").json()
+    expected = {"phase": "compile", "words": "compiling", "since": since, "fraction": 0.36}
+    assert answer["activity"] == expected
+    page = service.get(f"/jobs/{job}", headers={"Accept": "text/html"}).text
+    assert re.search(r"Compiling for \d+ s, 36 % done\.", page)
+    console = Console(file=(screen := io.StringIO()), width=100)
+    console.print(status_line(answer, console))
+    assert re.search(r"running: compiling for \d+ s, 36 % done", screen.getvalue())

@@ -48,10 +48,10 @@ def obstacle(model: PreTrainedModel, longest: int, *, recomputed: bool) -> str |
 
 def warm_up(model: PreTrainedModel, journal: Journal) -> None:
     """Forward and backward over a tiny batch of several rows, and of one alone; gradients are left behind."""
-    for rows in (_ROWS, 1):
+    for number, rows in enumerate((_ROWS, 1)):
+        journal.progress(number / 2)
         ids = torch.ones(rows, _WIDTH, dtype=torch.int64, device=model.device)
         learned_loss_sum(model, ids, torch.arange(_LEARNED, device=model.device), ids[0, :_LEARNED]).backward()
-        journal.progress()
 
 
 def _run(compiled: CompiledLayers, forward: Callable[..., Any], layer: Any, *arguments: Any, **options: Any) -> Any:

@@ -43,9 +43,10 @@ def warm_up(model: PreTrainedModel, journal: Journal) -> None:
     """Forward and backward over tiny batches of every kind; gradients are left behind."""
     device = model.device
     widths = product(_INPUTS, _TARGETS) if device.type == "cuda" else [(_INPUTS[0], _TARGETS[0])]
-    for (input_width, target_width), rows, padded in product(widths, (_ROWS, 1), (True, False)):
+    kinds = list(product(widths, (_ROWS, 1), (True, False)))
+    for number, ((input_width, target_width), rows, padded) in enumerate(kinds):
+        journal.progress(number / len(kinds))
         ids = torch.ones(rows, input_width, dtype=torch.int64, device=device)
         mask = (torch.arange(input_width, device=device) < input_width - 1).long().expand(rows, -1)
         labels = torch.ones(rows, target_width, dtype=torch.int64, device=device)
         token_loss_sum(model, ids, mask if padded else None, labels).backward()
-        journal.progress()
