@@ -5,7 +5,7 @@ On disk, in the API and in a job a metric is its name, a plain string.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Literal
 
@@ -44,66 +44,86 @@ Basis = Literal["loss", "tokens", "texts", "labels", "label sets"]
 Scale = Literal["shares", "scores"]
 """`shares` are 0 to 1, `scores` 0 to 100."""
 
-_TASKS: Mapping[Basis, frozenset[str]] = {
-    "loss": frozenset({"seq2seq", "causal", "classification"}),
-    "tokens": frozenset({"seq2seq", "causal"}),
-    "texts": frozenset({"seq2seq", "causal"}),
-    "labels": frozenset({"classification"}),
-    "label sets": frozenset({"classification"}),
+_TASKS: Mapping[Basis, tuple[str, ...]] = {
+    "loss": ("seq2seq", "causal", "classification"),
+    "tokens": ("seq2seq", "causal"),
+    "texts": ("seq2seq", "causal"),
+    "labels": ("classification",),
+    "label sets": ("classification",),
 }
 
 
 class EvaluationMetric(StrEnum):
-    """Each has its name, its words for people, digits after the point, whether higher is better, its scale, and what it
-    is computed from."""
+    """Everything that is known of a metric, but how it is computed."""
 
     words: str
     """As in a sentence, such as `macro F1`."""
-    bases: frozenset[Basis]
-    """What it can be computed from."""
     places: int
     """Digits after the point for people."""
     higher_is_better: bool
     """Else lower is."""
     scale: Scale | None
     """None: it has no end."""
+    share_of_rows: bool
+    """Each row counts as 0 or 1, and the metric is their mean."""
+    bases: tuple[Basis, ...]
+    """What it can be computed from."""
+    judges: int | None
+    """Its rank: of the metrics of an evaluation, that of the lowest one says whether the model is better than before
+    training. None: it never does."""
+    meaning: str
+    """For the reference."""
 
     def __new__(
-        cls, name: str, words: str, places: int, higher_is_better: bool, scale: Scale | None, *bases: Basis
+        cls,
+        name: str,
+        words: str,
+        places: int,
+        better: Literal["higher", "lower"],
+        scale: Scale | Literal["share of rows"] | None,
+        bases: tuple[Basis, ...],
+        judges: int | None,
+        meaning: str,
     ) -> EvaluationMetric:
         """One row."""
         metric = str.__new__(cls, name)
         metric._value_ = name
-        metric.words, metric.places, metric.bases = words, places, frozenset(bases)
-        metric.higher_is_better, metric.scale = higher_is_better, scale
+        metric.words, metric.places, metric.higher_is_better = words, places, better == "higher"
+        metric.share_of_rows = scale == "share of rows"
+        metric.scale = "shares" if scale == "share of rows" else scale
+        metric.bases, metric.judges, metric.meaning = bases, judges, meaning
         return metric
 
-    LOSS = ("loss", "validation loss", 4, False, None, "loss")
-    """Mean negative log likelihood of a target token (of a classifier: of a row), nats."""
-    PERPLEXITY = ("perplexity", "perplexity", 3, False, None, "tokens")
-    """e to the power of the loss."""
-    TOKEN_ACCURACY = ("token_accuracy", "token accuracy", 4, True, "shares", "tokens")
-    """Share of the target tokens that are the most probable one, given those before them."""
-    EXACT_MATCH = ("exact_match", "exact match", 4, True, "shares", "texts")
-    """Share of the generated texts that equal their targets, but for white space around them."""
-    CHRF = ("chrf", "chrF", 1, True, "scores", "texts")
-    """F-score of character n-grams, 0 to 100 (sacrebleu)."""
-    BLEU = ("bleu", "BLEU", 1, True, "scores", "texts")
-    """0 to 100 (sacrebleu)."""
-    ROUGE1 = ("rouge1", "ROUGE-1", 4, True, "shares", "texts")
-    """F1 of words, the mean over rows (as rouge-score)."""
-    ROUGE2 = ("rouge2", "ROUGE-2", 4, True, "shares", "texts")
-    """F1 of pairs of words, the mean over rows (as rouge-score)."""
-    ROUGEL = ("rougeL", "ROUGE-L", 4, True, "shares", "texts")
-    """F1 of the longest common subsequence of words, the mean over rows (as rouge-score)."""
-    ACCURACY = ("accuracy", "accuracy", 4, True, "shares", "labels")
-    """Share of the rows whose label is predicted."""
-    MACRO_F1 = ("macro_f1", "macro F1", 4, True, "shares", "labels", "label sets")
-    """Mean over the classes of their F1."""
-    MICRO_F1 = ("micro_f1", "micro F1", 4, True, "shares", "label sets")
-    """F1 of all labels of all rows."""
-    SUBSET_ACCURACY = ("subset_accuracy", "subset accuracy", 4, True, "shares", "label sets")
-    """Share of the rows of which exactly the labels are predicted."""
+    # Name, words, digits after the point, which figures are better, scale, what it is computed from, its rank, meaning.
+    # chrF judges first: it needs no words, and so no tokenizer, of any language, and tells inflected forms from wrong
+    # words.
+    # fmt: off
+    LOSS = ("loss", "validation loss", 4, "lower", None, ("loss",), 110,
+            "Mean negative log likelihood of a target token (of a classifier: of a row), nats.")
+    PERPLEXITY = "perplexity", "perplexity", 3, "lower", None, ("tokens",), None, "e to the power of the loss."
+    TOKEN_ACCURACY = ("token_accuracy", "token accuracy", 4, "higher", "shares", ("tokens",), None,
+                      "Share of the target tokens that are the most probable one, given those before them.")
+    EXACT_MATCH = ("exact_match", "exact match", 4, "higher", "share of rows", ("texts",), 60,
+                   "Share of the generated texts that equal their targets, but for white space around them.")
+    CHRF = ("chrf", "chrF", 1, "higher", "scores", ("texts",), 10,
+            "F-score of character n-grams, 0 to 100 (as sacrebleu).")
+    BLEU = ("bleu", "BLEU", 1, "higher", "scores", ("texts",), 50,
+            "Precision of n-grams of words, 0 to 100 (as sacrebleu).")
+    ROUGE1 = ("rouge1", "ROUGE-1", 4, "higher", "shares", ("texts",), 30,
+              "F1 of words, the mean over rows (as rouge-score).")
+    ROUGE2 = ("rouge2", "ROUGE-2", 4, "higher", "shares", ("texts",), 40,
+              "F1 of pairs of words, the mean over rows (as rouge-score).")
+    ROUGEL = ("rougeL", "ROUGE-L", 4, "higher", "shares", ("texts",), 20,
+              "F1 of the longest common subsequence of words, the mean over rows (as rouge-score).")
+    ACCURACY = ("accuracy", "accuracy", 4, "higher", "share of rows", ("labels",), 70,
+                "Share of the rows whose label is predicted.")
+    MACRO_F1 = ("macro_f1", "macro F1", 4, "higher", "shares", ("labels", "label sets"), 90,
+                "Mean over the classes of their F1 (as scikit-learn).")
+    MICRO_F1 = ("micro_f1", "micro F1", 4, "higher", "shares", ("label sets",), 80,
+                "F1 of all labels of all rows (as scikit-learn).")
+    SUBSET_ACCURACY = ("subset_accuracy", "subset accuracy", 4, "higher", "share of rows", ("label sets",), 100,
+                       "Share of the rows of which exactly the labels are predicted.")
+    # fmt: on
 
     def cost(self, value: float) -> float:
         """The same, or its negative: lower is better."""
@@ -114,6 +134,11 @@ class EvaluationMetric(StrEnum):
         """Whether it is measured on generated texts."""
         return "texts" in self.bases
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Which have it."""
+        return tuple(dict.fromkeys(task for basis in self.bases for task in _TASKS[basis]))
+
     def figure(self, value: float) -> str:
         """Its value for people."""
         return format_figure(value, self.places)
@@ -123,7 +148,13 @@ def metrics_of(task: str, *, multi_label: bool = False) -> tuple[EvaluationMetri
     """Those that a task has, in the order of the table. `multi_label`: its rows have several labels."""
     others: Basis = "labels" if multi_label else "label sets"
     bases = {basis for basis, tasks in _TASKS.items() if task in tasks} - {others}
-    return tuple(metric for metric in EvaluationMetric if metric.bases & bases)
+    return tuple(metric for metric in EvaluationMetric if bases.intersection(metric.bases))
+
+
+def judging_metrics(*, by_texts: bool) -> Iterator[EvaluationMetric]:
+    """Those that may say whether a model is better, the one that should first. `by_texts`: texts that it writes may."""
+    ranked = [(metric.judges, metric) for metric in EvaluationMetric if metric.judges is not None]
+    return (metric for _, metric in sorted(ranked) if by_texts or not metric.of_texts)
 
 
 def metric_words(name: str) -> str:

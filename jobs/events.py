@@ -332,8 +332,8 @@ class EvaluationFinished(Fact):
     rows: int
     """Rows looked at."""
     text_rows: int | None = None
-    """Those of them whose generated texts are scored, which `exact_match`, `chrf`, `bleu` and ROUGE are over; null in
-    events of earlier versions."""
+    """Those of them whose generated texts are scored, which the metrics of generated texts are over; null in events of
+    earlier versions."""
     bleu_of_characters: bool = False
     """`bleu` is of characters, because most letters of the targets are of scripts without spaces; else of words."""
     seconds: float

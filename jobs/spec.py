@@ -510,9 +510,7 @@ class EvaluationSpec(Part):
     the samples are some of these texts, and generated in any case. `auto`: 64; 0 where `samples` is 0 and `metrics`
     names none that is measured on texts."""
     metrics: Auto | Annotated[list[MetricName], Field(min_length=1)] = "auto"
-    """What is measured beside the loss. `auto`: all that the task has. Of texts `perplexity`, `token_accuracy`; of
-    generated ones `exact_match`, `chrf`, `bleu`, `rouge1`, `rouge2`, `rougeL`. Of labels `accuracy` and `macro_f1`; of
-    several labels a row `subset_accuracy`, `micro_f1` and `macro_f1`."""
+    """What is measured beside the loss. `auto`: all that the task has."""
     sample_tokens: Auto | Annotated[int, Field(ge=1, le=32768)] = "auto"
     """Tokens of such a text at most. `auto`: as many as 99 % of the targets have at most."""
 

@@ -9,6 +9,7 @@ from typing import get_args
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
+from jobs.evaluation_metrics import EvaluationMetric
 from jobs.events import AnyFact, Event
 from jobs.metrics import MetricRow
 from jobs.reasons import Reason
@@ -125,6 +126,23 @@ def _metrics() -> Iterator[str]:
     yield "# Metrics"
     yield f"\n## Rows of `metrics.jsonl`\n\n{line(MetricRow.__doc__ or '')}\n"
     yield from _fields(MetricRow.model_json_schema()["properties"])
+    yield "\n## Figures of an evaluation\n\nFrom `jobs/evaluation_metrics.py`; `evaluation.metrics` chooses among those"
+    yield "of the task. Where no other rule decides, the one with the lowest rank says whether the model is better than"
+    yield "before training ([the verdict](../operations.md#is-the-model-any-good)).\n"
+    yield from _table(
+        ("metric", "tasks", "computed from", "better", "rank", "meaning"),
+        (
+            (
+                f"`{each}`",
+                ", ".join(f"`{task}`" for task in each.tasks),
+                " or ".join(each.bases),
+                "higher" if each.higher_is_better else "lower",
+                "" if each.judges is None else f"{each.judges}",
+                each.meaning,
+            )
+            for each in EvaluationMetric
+        ),
+    )
     yield "\n## Prometheus\n\n`GET /metrics`, from `service/routes/health.py`.\n"
     registry = CollectorRegistry()
     RequestMetrics(registry).observe({"method": "GET"}, 200, 0.0)

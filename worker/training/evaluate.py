@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from jobs.errors import NonFinite, OutOfMemory
-from jobs.evaluation_metrics import ConfusionMatrix, EvaluationMetric
+from jobs.evaluation_metrics import ConfusionMatrix, EvaluationMetric, judging_metrics
 from jobs.events import Sample
 from jobs.spec import BUILTIN_MODELS
 from jobs.verdict import Base, BaseDifference, ConfidenceInterval
@@ -32,13 +32,6 @@ from worker.training.tasks.task import Limit, Measured
 from worker.training.tasks.widths import EVALUATED_TOGETHER
 
 _M = EvaluationMetric
-_TELLING = (
-    _M.CHRF, _M.ROUGEL, _M.ROUGE1, _M.ROUGE2, _M.BLEU, _M.EXACT_MATCH, _M.ACCURACY, _M.MICRO_F1, _M.MACRO_F1,
-    _M.SUBSET_ACCURACY, _M.LOSS,
-)  # fmt: skip
-"""chrF first: it needs no words, and so no tokenizer, of any language, and tells inflected forms from wrong words. Of
-plain text, of which any continuation may be as good, texts tell nothing: the loss does. Nor do they tell of a model
-that began with random weights: the letters that such a one writes without end have a high recall of short n-grams."""
 _GUESSED = 0.97
 """Share of the loss of a model that finds every token as probable, above which one is no better than that: the losses
 of random weights lie around it."""
@@ -142,15 +135,19 @@ def evaluate(context: TrainingContext) -> Evaluation:
 
 def judged_by(context: TrainingContext, measured: Sequence[str], certain: Collection[str]) -> str:
     """The metric that says whether the model is better than before training: that of `checkpoint.best` where it names
-    another than the loss; else the first of `_TELLING` that is measured on enough rows to be `certain`."""
+    another than the loss; else the first of `judging_metrics` that is measured on enough rows to be `certain`.
+
+    Of plain text, of which any continuation may be as good, texts tell nothing: the loss does. Nor do they tell of a
+    model that began with random weights: the letters that such a one writes without end have a high recall of short
+    n-grams.
+    """
     best, task, rows = context.spec.checkpoint.best, context.loaded.task, context.data.validation
     if best != _M.LOSS and best in measured:
         return str(best)
     learned, read = rows.target_lengths.sum(), rows.input_lengths.sum()
     plain = not (task.targets_apart or task.labels) and learned >= read - len(rows)
     by_texts = not plain and context.spec.model not in BUILTIN_MODELS
-    telling = [str(metric) for metric in _TELLING if by_texts or not metric.of_texts]
-    known = [metric for metric in telling if metric in measured]
+    known = [str(metric) for metric in judging_metrics(by_texts=by_texts) if metric in measured]
     return next((metric for metric in known if metric in certain), known[0])
 
 

@@ -11,7 +11,7 @@ from benchmarks.evaluation import coverage
 from jobs.evaluation_metrics import EvaluationMetric
 from jobs.verdict import LEAST_ROWS
 from worker.training.scores import statistics
-from worker.training.scores.statistics import SAMPLES, LabelF1, Sums, difference, interval, score
+from worker.training.scores.statistics import SAMPLES, LabelCounts, Sums, difference, interval, score
 
 M = EvaluationMetric
 
@@ -69,12 +69,12 @@ def test_too_few_rows_or_others_have_none() -> None:
 
 
 def test_a_perplexity_beyond_all_numbers_has_none() -> None:
-    assert interval(Sums.ratio(M.PERPLEXITY, np.full(30, 1e6), 1)) is None
+    assert interval(Sums.ratio(M.PERPLEXITY, np.full(30, 1e6), 1, lambda sums: np.inf * sums[:, 0])) is None
 
 
 def test_a_figure_that_all_rows_have_alike_has_none() -> None:
     rows = ([0],) * 30
-    assert interval(LabelF1(M.MACRO_F1, rows, rows, classes=2, several=False)) is None
+    assert interval(LabelCounts(rows, rows, classes=2, formula=lambda right, truth, told: right.mean())) is None
     assert interval(Sums.ratio(M.LOSS, np.full(30, 2.0), 1)) is None
 
 

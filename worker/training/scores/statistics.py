@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
@@ -14,9 +14,6 @@ from jobs.verdict import LEAST_ROWS, BaseDifference, ConfidenceInterval
 
 Floats = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
-_M = EvaluationMetric
-_SHARES = (_M.EXACT_MATCH, _M.ACCURACY, _M.SUBSET_ACCURACY)
-"""Metrics to which each row adds 0 or 1."""
 
 
 class Statistics(Protocol):
@@ -40,6 +37,13 @@ class Statistics(Protocol):
         """Of the same metric and other answers. Raises ValueError, TypeError where these are no such numbers."""
 
 
+def quotient(sums: Floats) -> Floats:
+    """[m, 2] -> [m] the first by the second. Raises ValueError where there are not two."""
+    above, below = sums.T
+    result: Floats = above / below
+    return result
+
+
 @dataclass(frozen=True)
 class Sums:
     """Numbers that are summed over rows; the metric follows from the sums."""
@@ -47,21 +51,30 @@ class Sums:
     metric: EvaluationMetric
     numbers: Floats
     """[rows, k]"""
+    formula: Callable[[Floats], Floats] = quotient
+    """[m, k] sums -> [m] the metric."""
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     @classmethod
-    def ratio(cls, metric: EvaluationMetric, above: npt.ArrayLike, below: npt.ArrayLike) -> Sums:
-        """[rows] each, or one number for all: the sum of the one by the sum of the other."""
-        return cls(metric, np.stack(np.broadcast_arrays(above, below), 1).astype(np.float64))
+    def ratio(
+        cls,
+        metric: EvaluationMetric,
+        above: npt.ArrayLike,
+        below: npt.ArrayLike,
+        formula: Callable[[Floats], Floats] = quotient,
+    ) -> Sums:
+        """[rows] each, or one number for all: the sum of the one by the sum of the other, or what `formula` makes of
+        both sums."""
+        return cls(metric, np.stack(np.broadcast_arrays(above, below), 1).astype(np.float64), formula)
 
     def scores(self, weights: Floats) -> Floats:
-        return _FROM_SUMS.get(self.metric, _ratio)(weights @ self.numbers)
+        return self.formula(weights @ self.numbers)
 
     @property
     def successes(self) -> int | None:
-        return int(self.numbers[:, 0].sum()) if self.metric in _SHARES else None
+        return int(self.numbers[:, 0].sum()) if self.metric.share_of_rows else None
 
     @property
     def of_rows(self) -> list[Any]:
@@ -72,57 +85,17 @@ class Sums:
         return replace(self, numbers=numbers)
 
 
-def _ratio(sums: Floats) -> Floats:
-    """Raises ValueError where there are not two: how the metric follows from its sums then stands in `_FROM_SUMS`."""
-    above, below = sums.T
-    ratio: Floats = above / below
-    return ratio
-
-
-def _perplexity(sums: Floats) -> Floats:
-    with np.errstate(over="ignore"):  # of a model that is worse than any guess
-        return np.exp(_ratio(sums))
-
-
-def sacrebleu_metric(metric: EvaluationMetric, *, characters: bool = False) -> Any:
-    """chrF or BLEU as sacrebleu computes it by default; BLEU of `characters` with its tokenizer `char`, and, where all
-    texts are too short to have 4 words in a row, of the longest rows of words that they have (`effective_order`).
-    """
-    from sacrebleu.metrics.bleu import BLEU
-    from sacrebleu.metrics.chrf import CHRF
-
-    if metric is _M.CHRF:
-        return CHRF()
-    # force: no warning about tokenized texts.
-    return BLEU(tokenize="char" if characters else None, effective_order=True, force=True)
-
-
-def _sacrebleu(metric: EvaluationMetric) -> Callable[[Floats], Floats]:
-    def scores(sums: Floats) -> Floats:
-        scorer = sacrebleu_metric(metric)
-        return np.array([scorer._compute_score_from_stats(row).score for row in sums.round().astype(int).tolist()])
-
-    return scores
-
-
-_FROM_SUMS: Mapping[EvaluationMetric, Callable[[Floats], Floats]] = {
-    _M.PERPLEXITY: _perplexity, _M.CHRF: _sacrebleu(_M.CHRF), _M.BLEU: _sacrebleu(_M.BLEU),
-}  # fmt: skip
-
-
 @dataclass(frozen=True)
-class LabelF1:
-    """F1 of labels, macro or micro."""
+class LabelCounts:
+    """Labels that are counted over rows; the metric follows from the counts of each class."""
 
-    metric: EvaluationMetric
     truth: tuple[list[int], ...]
     """[rows] numbers of the labels that each has."""
     told: tuple[list[int], ...]
     """[rows] those that the model tells."""
     classes: int
-    several: bool
-    """Whether a row may have any number of labels: then every class counts, and one that neither has counts as 0, as
-    scikit-learn has it for indicators. Else those classes count that occur in either."""
+    formula: Callable[[Floats, Floats, Floats], float]
+    """[classes] how often each label is told rightly, is there, and is told -> the metric."""
 
     def __len__(self) -> int:
         return len(self.truth)
@@ -133,16 +106,7 @@ class LabelF1:
 
     def scores(self, weights: Floats) -> Floats:
         counts = [self._counts(each) for each in (self._right, self.truth, self.told)]
-        return np.array([self._score(*(count(row) for count in counts)) for row in weights])
-
-    def _score(self, right: Floats, truth: Floats, told: Floats) -> float:
-        both = truth + told
-        if self.metric is _M.MICRO_F1:
-            return float(2 * right.sum() / max(1.0, both.sum()))
-        if self.several:
-            return float((2 * right / np.maximum(both, 1)).mean())
-        occurs = both > 0
-        return float((2 * right[occurs] / both[occurs]).mean()) if occurs.any() else 0.0
+        return np.array([self.formula(*(count(row) for count in counts)) for row in weights])
 
     @property
     def _right(self) -> tuple[list[int], ...]:

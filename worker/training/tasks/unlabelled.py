@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Self
 
+import numpy as np
 import torch
 
 from jobs.companions import CompanionColumns
@@ -16,7 +17,7 @@ from worker.training.dataset.data import Int64, Rows
 from worker.training.dataset.encoding import LabelReport
 from worker.training.dataset.tokens import TokenizerState
 from worker.training.rows.text import Template, Texts, template
-from worker.training.scores.statistics import Floats, Sums
+from worker.training.scores.statistics import Floats, Sums, quotient
 from worker.training.tasks.task import Config, Measured
 
 _M = EvaluationMetric
@@ -69,7 +70,12 @@ class Unlabelled:
         return Measured(
             {
                 _M.LOSS: Sums.ratio(_M.LOSS, losses, tokens),
-                _M.PERPLEXITY: Sums.ratio(_M.PERPLEXITY, losses, tokens),
+                _M.PERPLEXITY: Sums.ratio(_M.PERPLEXITY, losses, tokens, _perplexity),
                 _M.TOKEN_ACCURACY: Sums.ratio(_M.TOKEN_ACCURACY, answers, tokens),
             }
         )
+
+
+def _perplexity(sums: Floats) -> Floats:
+    with np.errstate(over="ignore"):  # of a model that is worse than any guess
+        return np.exp(quotient(sums))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from jobs.evaluation_metrics import EvaluationMetric
+from jobs.evaluation_metrics import EvaluationMetric, metrics_of
 from worker.training.dataset.data import Int64, Rows
-from worker.training.scores.statistics import Floats, LabelF1, Statistics, Sums
+from worker.training.scores.statistics import Floats, LabelCounts, Statistics, Sums
 from worker.training.tasks.classification import confusion
 from worker.training.tasks.classification.labels import SEPARATOR
 from worker.training.tasks.task import Measured
@@ -59,11 +60,34 @@ def label_statistics(truth: Int64, told: Int64, classes: int, *, several: bool) 
     """[rows] numbers of labels; of `several` [rows, K] of 0 and 1."""
     if several:
         pairs = [tuple(np.flatnonzero(each).tolist() for each in side) for side in (truth, told)]
-        right, metric, others = (truth == told).all(1), _M.SUBSET_ACCURACY, [_M.MICRO_F1, _M.MACRO_F1]
+        right = (truth == told).all(1)
     else:
         pairs = [tuple([each] for each in side.tolist()) for side in (truth, told)]
-        right, metric, others = truth == told, _M.ACCURACY, [_M.MACRO_F1]
+        right = truth == told
     return {
-        metric: Sums.ratio(metric, right, 1),
-        **{each: LabelF1(each, pairs[0], pairs[1], classes, several) for each in others},
+        metric: Sums.ratio(metric, right, 1)
+        if metric.share_of_rows
+        else LabelCounts(pairs[0], pairs[1], classes, partial(_OF_COUNTS[metric], several))
+        for metric in metrics_of("classification", multi_label=several)
+        if metric is not _M.LOSS
     }
+
+
+def _micro_f1(several: bool, right: Floats, truth: Floats, told: Floats) -> float:
+    return float(2 * right.sum() / max(1.0, (truth + told).sum()))
+
+
+def _macro_f1(several: bool, right: Floats, truth: Floats, told: Floats) -> float:
+    """Of `several` every class counts, and one that neither has counts as 0, as scikit-learn has it for indicators.
+    Else those classes count that occur in either."""
+    both = truth + told
+    if several:
+        return float((2 * right / np.maximum(both, 1)).mean())
+    occurs = both > 0
+    return float((2 * right[occurs] / both[occurs]).mean()) if occurs.any() else 0.0
+
+
+_OF_COUNTS: Mapping[EvaluationMetric, Callable[[bool, Floats, Floats, Floats], float]] = {
+    _M.MICRO_F1: _micro_f1, _M.MACRO_F1: _macro_f1,
+}  # fmt: skip
+"""Of whether rows may have several labels, and `LabelCounts.formula`."""
