@@ -116,7 +116,7 @@ check: setup ## formatting, lint, types, import rules, OpenAPI document, referen
 		&& echo "$(COMPOSE_FILE), $(BOXES_FILE), $(BOX_FILE): only parsed as YAML, for there is no 'docker compose' here"; \
 	fi
 
-openapi: setup ## write docs/openapi.json and docs/reference/ from the code
+openapi: setup ## write docs/openapi.json, docs/reference/ and the variables of sinks from the code
 	$(BIN)/python -m service.docs.schema
 
 bench: setup ## run one measurement: make bench BENCH=name

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from jobs.frozen import Frozen
-from jobs.spec import FullMethod, JobSpec, Part
+from jobs.frozen import Frozen, Part
+from jobs.spec import FullMethod, JobSpec
 
 EXPORTS = "exports"
 """Folder of a run directory."""

@@ -1,4 +1,4 @@
-"""What every stored model is made of."""
+"""What every model that is stored or read from a user is made of."""
 
 from __future__ import annotations
 
@@ -12,6 +12,19 @@ class Frozen(BaseModel):
     """Frozen and closed. NaN and infinities are refused: JSON has none, and a file with one could not be read again."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class Part(BaseModel):
+    """What a user wrote, such as one part of a job: frozen, closed, and of exactly the types that it names."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        allow_inf_nan=False,
+        validate_default=True,
+        strict=True,
+    )
 
 
 class Empty(Frozen):

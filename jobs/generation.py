@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, WithJsonSchema, model_validator
 
-from jobs.frozen import Frozen
-from jobs.spec import Part
+from jobs.frozen import Frozen, Part
 
 MOST_CHARACTERS = 200_000
 MOST_ROWS = 64

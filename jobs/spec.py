@@ -16,9 +16,7 @@ from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     StringConstraints,
@@ -33,6 +31,8 @@ from pydantic_core import PydanticCustomError
 from jobs.data_names import DATA_SUFFIXES, UPLOADED, DataFormat, data_format, hub_data
 from jobs.errors import UserError
 from jobs.evaluation_metrics import EvaluationMetric, metrics_of
+from jobs.frozen import Part
+from jobs.integrations import IntegrationsSpec
 from jobs.memory_plan import OptimizerName
 from jobs.wrong_spec import ONE_SOURCE, SOURCES, explain, quantized, shorten
 
@@ -67,19 +67,6 @@ NOT_IN_NAMES = re.compile(
 """ASCII but for what names hold; and of the rest what reorders, breaks or hides text."""
 JOB_ID = r"job-[a-z0-9_-]{1,60}"
 RESUME_FROM = rf"^{JOB_ID}(/step-[0-9]{{8,12}})?$"
-
-
-class Part(BaseModel):
-    """One part of a job: frozen, closed, and its fields documented by their docstrings."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        use_attribute_docstrings=True,
-        allow_inf_nan=False,
-        validate_default=True,
-        strict=True,
-    )
 
 
 TaskName = Literal["seq2seq", "causal", "classification"]
@@ -543,33 +530,6 @@ class EvaluationSpec(Part):
         return self.generate_rows
 
 
-class WandbSpec(Part):
-    """Where the run appears in Weights & Biases."""
-
-    project: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")] = "longhaul"
-    """Project name."""
-    entity: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")] | None = None
-    """Team or user; null: the key's default."""
-    artifacts: bool = False
-    """Prepared rows and final model are artifacts of the run: as references to where they are, never their bytes."""
-
-
-def _switched(value: object) -> object:
-    """What `true` and `false` stand for."""
-    return (WandbSpec() if value else None) if isinstance(value, bool) else value
-
-
-class IntegrationsSpec(Part):
-    """Where reports go. Keys and webhook come from the environment of the process *publish*, never from a job."""
-
-    wandb: Annotated[WandbSpec | None, BeforeValidator(_switched, json_schema_input_type=WandbSpec | bool | None)] = (
-        WandbSpec()
-    )
-    """Null or false: nothing is sent to Weights & Biases. True: the defaults."""
-    discord: bool = True
-    """Messages to the webhook in DISCORD_WEBHOOK, when there is one."""
-
-
 _OF_TRAINING = ("training", "checkpoint", "method", "resume_from")
 """Parts of a job that an evaluation has no use for."""
 
@@ -619,7 +579,7 @@ class JobSpec(Part):
     with a shorter step, the rows that would have filled it are not seen in the epoch that follows. It may have ended in
     any way, be paused, or still run: what counts is the newest checkpoint that it has when this job is prepared. From
     then on that is this job's own, and the other may be deleted."""
-    metadata: Annotated[dict[str, str], Field(max_length=16)] = {}
+    metadata: Annotated[dict[str, str], Field(max_length=16)] = Field({})
     """Your own labels: at most 16, keys up to 64 and values up to 512 characters."""
 
     @model_validator(mode="before")

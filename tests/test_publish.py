@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -25,13 +24,13 @@ from tests.sinks.driving import Listener, closed, publishing, until, whole
 from tests.support.fakes import FakeDiscord
 from worker import publish as publish_module
 from worker.feed import SinkFeed
-from worker.publish import sinks_of
-from worker.sinks.base import DONE, Later, Outcome
+from worker.sinks.base import DONE, Later, Outcome, Sink, SinkSettings
 from worker.sinks.curve import CurveSink
-from worker.sinks.discord.limits import DiscordOptions
-from worker.sinks.discord.sink import EVERYTHING, DiscordSink
+from worker.sinks.discord import sink as discord_module
+from worker.sinks.discord.sink import DiscordSink
 from worker.sinks.discord.webhook import Webhook
 from worker.sinks.log import LogSink
+from worker.sinks.registry import sinks_of
 
 
 def test_events_and_rows_arrive_in_order_while_they_are_written(tmp_path: Path) -> None:
@@ -245,42 +244,33 @@ def test_a_deleted_run_directory_is_let_go(tmp_path: Path) -> None:
 
 
 def test_a_wrong_webhook_takes_only_discord_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    @dataclass
-    class FirstSettings:
-        runs: Path = tmp_path
-        discord_webhook: str | None = "https://example.org/api/webhooks/1/s3cr3t"
-        wandb_api_key: str | None = None
-        wandb_base_url: str | None = None
-        wandb_mode: str | None = "disabled"
-        discord: DiscordOptions = EVERYTHING
-
-    sinks = sinks_of(FirstSettings())
-    assert [sink.name for sink in sinks] == ["log", "curve", "discord", "wandb"]
+    wrong = {"DISCORD_WEBHOOK": "https://example.org/api/webhooks/1/s3cr3t", "WANDB_MODE": "disabled"}
+    sinks = sinks_of(SinkSettings(tmp_path, wrong))
+    assert [sink.name for sink in sinks] == ["log", "curve", "wandb", "discord"]
     submitted = JobSubmitted(name="chef", model="m", spec_sha256="0")
     assert [sink.accepts(submitted) for sink in sinks] == [True, True, False, False]
     assert "https://discord.com/api/webhooks/<id>/<token>" in caplog.text
     assert "s3cr3t" not in caplog.text + repr(sinks)
 
 
+def test_a_wrong_option_of_a_sink_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="LONGHAUL_DISCORD_EVENTS"):
+        sinks_of(SinkSettings(tmp_path, {"LONGHAUL_DISCORD_EVENTS": "all"}))
+
+
 def test_a_webhook_that_was_gone_is_not_asked_by_the_next_publish(tmp_path: Path) -> None:
-    @dataclass
-    class SecondSettings:
-        discord_webhook: str | None
-        runs: Path = tmp_path / "runs"
-        wandb_api_key: str | None = None
-        wandb_base_url: str | None = None
-        wandb_mode: str | None = "disabled"
-        discord: DiscordOptions = EVERYTHING
+    def discord_sink() -> Sink:
+        return discord_module.make(SinkSettings(tmp_path / "runs", {"DISCORD_WEBHOOK": discord.url}))
 
     first, second = whole(tmp_path / "runs", "job-1"), whole(tmp_path / "runs", "job-2")
     with FakeDiscord() as discord:
         discord.answer_next(404)
         for run in (first, second):
-            SinkFeed(sinks_of(SecondSettings(discord.url))[2], run).turn()
+            SinkFeed(discord_sink(), run).turn()
         assert [seen.status for seen in discord.requests] == [404]
         assert [run.id for run in list_runs(tmp_path / "runs")] == ["job-1", "job-2"], "the memory is no run"
         discord.token = "new"
-        SinkFeed(sinks_of(SecondSettings(discord.url))[2], whole(tmp_path / "runs", "job-3")).turn()
+        SinkFeed(discord_sink(), whole(tmp_path / "runs", "job-3")).turn()
         assert discord.titles == ["chef: attempt 1 ended", "chef: done"]
 
 

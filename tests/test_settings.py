@@ -11,6 +11,7 @@ import yaml
 import service.settings
 import worker.settings
 import worker.training.settings
+from jobs.integrations import variables
 from jobs.process.secrets import NEEDED, VARIABLES
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +35,7 @@ def example() -> dict[str, str]:
 
 def read_by_code() -> set[str]:
     """Names in the settings modules that look like variables of ours: what they read, whichever way they do it."""
-    names: set[str] = set()
+    names = {variable.name for variable in variables()}
     for module in (service.settings, worker.settings, worker.training.settings):
         assert module.__file__ is not None
         tree = ast.parse(Path(module.__file__).read_text())
@@ -56,7 +57,7 @@ def test_the_example_and_the_code_agree() -> None:
 def test_the_example_is_a_legal_environment() -> None:
     values = {key: value for key, value in example().items() if value}
     settings = worker.settings.from_environment(values)
-    assert (settings.device, settings.discord_webhook) == ("cuda", None)
+    assert (settings.device, settings.integrations) == ("cuda", {})
     assert worker.training.settings.from_environment(values).device == "cuda"
     assert service.settings.read_settings(values).host == "127.0.0.1"
 

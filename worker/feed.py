@@ -268,12 +268,13 @@ class SinkFeed:
     def _open_job(self) -> SinkJob:
         first = self._waiting[0].fact
         assert isinstance(first, JobSubmitted), f"{self.run.id}: event 1 is {first.type}"
-        self._accepted = self._sink.accepts(first)
+        spec = self.run.spec()
+        self._accepted = spec.integrations.wants(self._sink.name) and self._sink.accepts(first)
         self._job = SinkJob(
             id=self.run.id,
             folder=self.run.path,
             submitted=first,
-            spec=self.run.spec(),
+            spec=spec,
             state=self._cursor.state,
             rows=self.run.metrics,
             size_of_rows=lambda: size_of(self.run.metrics_file),
@@ -426,7 +427,7 @@ class SweepFeed:
 
     def _tell(self, size: int) -> Outcome:
         spec, record = self.run.spec(), self.run.record()
-        told = self._sink.accepts_sweep(spec)
+        told = spec.reports_to(self._sink.name) and self._sink.accepts_sweep(spec)
         outcome = self._sink.sweep(SinkSweep(spec, record, self._cursor.state)) if told else DONE
         if not isinstance(outcome, Later):
             self._cursor.event, self._cursor.size = record.number, size

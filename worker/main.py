@@ -26,10 +26,12 @@ from worker.engines.left_task import LeftTasks
 from worker.engines.settings import EngineSettings
 from worker.gpu import GpuLosses, NoGpu, named_gpus, usable_gpu
 from worker.heartbeat import Fitness, first_heartbeat, forget, report
-from worker.publish import SinkThread, publish, sinks_of
+from worker.publish import SinkThread, publish
 from worker.reconcile import Reconciler
 from worker.runs_lock import RETRY_S, RunsDirectoryInUse, RunsLock
 from worker.settings import WorkerSettings
+from worker.sinks.base import SinkSettings
+from worker.sinks.registry import sinks_of
 from worker.stage_worker import StageWorker
 from worker.sweeps import SweepTurns
 from worker.train_workers import OWN, DeviceSlot, TrainWorkers
@@ -199,13 +201,19 @@ def wait_for(store: Store, heartbeat: WorkerHeartbeat, look: Callable[[], Found]
 
 
 def serve_publish(settings: WorkerSettings) -> int:
-    """Feed the sinks, and reconcile in a thread, until SIGTERM. Returns 2 when it is refused the runs."""
+    """Feed the sinks, and reconcile in a thread, until SIGTERM. Returns 2 when a sink's setting is wrong, or when it is
+    refused the runs."""
+    try:
+        sinks = sinks_of(SinkSettings(settings.runs, settings.integrations, settings.public_url))
+    except ValueError as error:
+        log.error("a setting is wrong: %s", error)
+        return 2
     stop = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop.set())
     store = Store(connect(settings.redis_url))
     heartbeat = first_heartbeat("publish", settings)
-    lines = [SinkThread(sink) for sink in sinks_of(settings)]
+    lines = [SinkThread(sink) for sink in sinks]
     heart = threading.Thread(
         target=beat, args=(store, heartbeat, lines, Fitness("publish", settings), stop), name="heartbeat"
     )

@@ -4,8 +4,8 @@
                             │ one thread per sink
                             ├─▶ log      ─▶ a feed per open job ─▶ runs/<id>/sinks/log.json
                             ├─▶ curve    ─▶ …
-                            ├─▶ discord  ─▶ …      each feed: new events and rows → sink → cursor
-                            └─▶ wandb    ─▶ …
+                            ├─▶ wandb    ─▶ …      each feed: new events and rows → sink → cursor
+                            └─▶ discord  ─▶ …
 
 It outlives attempts and workers and needs no Redis: `wake` only makes it quicker. The threads share nothing, so a
 slow or dead sink delays itself alone.
@@ -15,26 +15,16 @@ from __future__ import annotations
 
 import logging
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from jobs.disk.rundir import RunDir, list_runs
-from jobs.errors import UserError
 from jobs.heartbeat import SinkLag
-from jobs.process.lifeline import tied_to_parent
 from jobs.sweeps.directory import SweepDir, list_sweeps
 from worker.feed import SinkFeed, SweepFeed, size_of
 from worker.sinks.base import ReportsSweeps, Sink
-from worker.sinks.curve import CurveSink
-from worker.sinks.discord.limits import DiscordOptions
-from worker.sinks.discord.sink import DiscordSink
-from worker.sinks.discord.webhook import GoneFile, Webhook
-from worker.sinks.log import LogSink
-from worker.sinks.wandb.sink import WandbSink
 
 POLL_S = 2.0
 LIST_S = 30.0
@@ -45,42 +35,6 @@ Wake = Callable[[float], object]
 """Waits until something may have happened, at most so many seconds."""
 
 log = logging.getLogger("longhaul.publish")
-
-
-class PublishSettings(Protocol):
-    """What publish needs of the worker's settings."""
-
-    @property
-    def runs(self) -> Path: ...
-    @property
-    def discord_webhook(self) -> str | None: ...
-    @property
-    def discord(self) -> DiscordOptions: ...
-    @property
-    def wandb_api_key(self) -> str | None: ...
-    @property
-    def wandb_base_url(self) -> str | None: ...
-    @property
-    def wandb_mode(self) -> str | None: ...
-
-
-def sinks_of(settings: PublishSettings) -> list[Sink]:
-    """All sinks; those without a configuration accept no job."""
-    webhook = None
-    if settings.discord_webhook:
-        try:
-            gone_file = GoneFile(settings.runs / ".publish" / "discord.json")
-            webhook = Webhook(settings.discord_webhook, gone_file=gone_file)
-        except UserError as error:
-            # Reconcile lives in this process too: a wrong address must not take it down.
-            log.error("nothing is sent to Discord: %s; %s", error, error.hint)
-    wandb = WandbSink(
-        command=lambda: tied_to_parent(sys.executable, "-m", "worker.sinks.wandb.child_process"),
-        api_key=settings.wandb_api_key,
-        base_url=settings.wandb_base_url,
-        mode=settings.wandb_mode,
-    )
-    return [LogSink(), CurveSink(), DiscordSink(webhook, options=settings.discord), wandb]
 
 
 def publish(

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jobs import integrations
 from jobs.memory_plan import prepare_memory
 from jobs.process.lifeline import WARM
 from jobs.process.logs import log_format
+from jobs.process.public_url import public_url
 from jobs.process.secrets import HUB, minimal_environment
 from worker.engines.registry import read_engines
 from worker.engines.settings import EngineSettings
-from worker.sinks.discord.limits import DiscordOptions
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,10 @@ class WorkerSettings:
     between."""
     trials_at_once: int = 1
     """How many trials of sweeps may share a GPU, or the CPU."""
-    discord_webhook: str | None = field(default=None, repr=False)
-    discord: DiscordOptions = field(default_factory=DiscordOptions)
-    wandb_api_key: str | None = field(default=None, repr=False)
-    wandb_base_url: str | None = None
-    wandb_mode: str | None = None
+    integrations: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The variables of sinks (`jobs/integrations.py`) that are set."""
+    public_url: str | None = None
+    """Where people reach the service."""
     engines: Mapping[str, EngineSettings] = field(default_factory=dict)
     """Engines of others that train jobs, by name."""
     generate_idle_s: float = 600.0
@@ -101,15 +101,8 @@ def from_environment(environ: Mapping[str, str]) -> WorkerSettings:
         gpus=gpus,
         trials_at_once=_trials_at_once(environ.get("LONGHAUL_TRIALS_AT_ONCE") or ("1" if device == "cpu" else "4")),
         engines=engines,
-        discord_webhook=environ.get("DISCORD_WEBHOOK") or None,
-        discord=DiscordOptions.of(
-            environ.get("LONGHAUL_DISCORD_EVENTS"),
-            environ.get("LONGHAUL_DISCORD_MENTION"),
-            environ.get("LONGHAUL_PUBLIC_URL"),
-        ),
-        wandb_api_key=environ.get("WANDB_API_KEY") or None,
-        wandb_base_url=environ.get("WANDB_BASE_URL") or None,
-        wandb_mode=environ.get("WANDB_MODE") or None,
+        integrations={each.name: given for each in integrations.variables() if (given := environ.get(each.name))},
+        public_url=public_url(environ.get("LONGHAUL_PUBLIC_URL")),
         generate_idle_s=_seconds(environ.get("LONGHAUL_GENERATE_IDLE_S") or "600"),
         log=log_format(environ.get("LONGHAUL_LOG") or "text"),
         trainer_environment=clean | {"LONGHAUL_DEVICE": device, "PYTHONUNBUFFERED": "1"},

@@ -18,6 +18,7 @@ import secrets
 from collections.abc import Collection, Mapping
 from urllib.parse import quote, unquote, urlsplit
 
+from jobs import integrations
 from jobs.errors import UserError
 
 # -- keys --------------------------------------------------------------------------------------------------------------
@@ -63,12 +64,12 @@ def read_keys(text: str) -> dict[str, bytes]:
 
 HIDDEN = "***"
 HUB = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+OF_SINKS = tuple(variable.name for variable in integrations.variables() if variable.secret)
 VARIABLES = (
     "LONGHAUL_API_KEY",
     "LONGHAUL_REDIS_PASSWORD",
     "LONGHAUL_REDIS_URL",
-    "DISCORD_WEBHOOK",
-    "WANDB_API_KEY",
+    *OF_SINKS,
     *HUB,
 )
 """Variables whose values are secret, whatever they look like; of a URL its password, or the end of its path."""
@@ -81,14 +82,15 @@ NEEDED = {
     "train": ("LONGHAUL_REDIS_URL",),
     "generate": ("LONGHAUL_REDIS_URL",),
     "push": ("LONGHAUL_REDIS_URL", *HUB),
-    "publish": ("LONGHAUL_REDIS_URL", "DISCORD_WEBHOOK", "WANDB_API_KEY"),
+    "publish": ("LONGHAUL_REDIS_URL", *OF_SINKS),
 }
 """Which of them each process is given; compose gives its containers the same."""
 SHORTEST = 8
 """Characters of a registered value: a shorter one would be found everywhere."""
 NAMES = (
     "api_key", "api-key", "apikey", "api_token", "hub_token", "hf_token", "access_token", "auth_token", "session_token",
-    "access_key", "password", "passwd", "secret", "rediscli_auth", "discord_webhook",
+    "access_key", "password", "passwd", "secret", "rediscli_auth",
+    *map(str.lower, OF_SINKS),
 )  # fmt: skip
 """What is assigned to these, or to a name that ends so, is secret."""
 

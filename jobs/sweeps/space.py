@@ -8,7 +8,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
-from jobs.spec import Part, canonical_sha256
+from jobs.frozen import Part
+from jobs.spec import canonical_sha256
 
 MOST_TRIALS = 10_000
 Value = str | int | float | bool | None | list[Any] | dict[str, Any]

@@ -15,7 +15,8 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from jobs.errors import UserError
 from jobs.evaluation_metrics import EvaluationMetric
-from jobs.spec import JobSpec, MetricName, Part, canonical_sha256, parse_spec
+from jobs.frozen import Part
+from jobs.spec import JobSpec, MetricName, canonical_sha256, parse_spec
 from jobs.sweeps.space import MOST_TRIALS, Key, Parameter, Settings, Value, spelled_out
 from jobs.wrong_spec import explain
 
@@ -106,11 +107,10 @@ class SweepSpec(Part):
         known = next((metric for metric in EvaluationMetric if metric.value == named), EvaluationMetric.LOSS)
         return self.metric or known
 
-    @property
-    def discord(self) -> bool:
-        """Whether Discord hears of it: as the job says."""
+    def reports_to(self, integration: str) -> bool:
+        """Whether this integration hears of it: as the job says."""
         integrations = self.job.get("integrations")
-        return not isinstance(integrations, dict) or integrations.get("discord", True) is not False
+        return not isinstance(integrations, dict) or integrations.get(integration, True) not in (False, None)
 
     @cached_property
     def countable(self) -> bool:

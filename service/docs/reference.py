@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import get_args
 
 from fastapi import FastAPI
@@ -22,12 +21,11 @@ from service.edge.auth import RequestMetrics
 from service.openapi.documented import MEANINGS, error_answer
 from service.routes import health
 
-ENVIRONMENT = Path(__file__).resolve().parents[2] / ".env.example"
 _NOTE = "<!-- Written by `make openapi`: edit the source that the page names, not the page. -->\n"
 
 
-def pages(app: FastAPI) -> dict[str, str]:
-    """Every page, by file name."""
+def pages(app: FastAPI, environment: str) -> dict[str, str]:
+    """Every page, by file name. `environment`: the text of `.env.example`."""
     written = {
         "job.md": _job(),
         "sweep.md": _sweep(),
@@ -35,7 +33,7 @@ def pages(app: FastAPI) -> dict[str, str]:
         "errors.md": _errors(),
         "metrics.md": _metrics(),
         "api.md": _routes(app.openapi()),
-        "environment.md": _environment(ENVIRONMENT.read_text()),
+        "environment.md": _environment(environment),
     }
     return {name: _NOTE + "\n".join(lines).rstrip() + "\n" for name, lines in written.items()}
 

@@ -1,4 +1,6 @@
-"""`python -m service.docs.schema` writes docs/openapi.json and docs/reference/; `--check` compares them instead."""
+"""`python -m service.docs.schema` writes docs/openapi.json, docs/reference/, and the variables of sinks in .env.example
+and docker-compose.training.yml; `--check` compares them instead.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +8,23 @@ import json
 import sys
 from pathlib import Path
 
-from service.docs import reference
+from service.docs import reference, settings_files
 from service.main import create_app
 from service.settings import ServiceSettings
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE, COMPOSE = ".env.example", "docker-compose.training.yml"
 
 
 def files() -> dict[str, str]:
-    """The text of each file, by its path in docs/."""
+    """The text of each file, by its path in the repository."""
     app = create_app(ServiceSettings())
-    document = json.dumps(app.openapi(), indent=1, ensure_ascii=False) + "\n"
-    return {"openapi.json": document} | {f"reference/{name}": text for name, text in reference.pages(app).items()}
+    example = settings_files.env_example((ROOT / EXAMPLE).read_text())
+    return {
+        "docs/openapi.json": json.dumps(app.openapi(), indent=1, ensure_ascii=False) + "\n",
+        EXAMPLE: example,
+        COMPOSE: settings_files.compose((ROOT / COMPOSE).read_text()),
+    } | {f"docs/reference/{name}": text for name, text in reference.pages(app, example).items()}
 
 
 def main(arguments: list[str]) -> int:
@@ -25,17 +32,16 @@ def main(arguments: list[str]) -> int:
     made = files()
     if arguments != ["--check"]:
         for name, text in made.items():
-            (DOCS / name).parent.mkdir(exist_ok=True)
-            (DOCS / name).write_text(text)
-        print(f"wrote {len(made)} files in {DOCS}")
+            (ROOT / name).parent.mkdir(exist_ok=True)
+            (ROOT / name).write_text(text)
+        print(f"wrote {len(made)} files in {ROOT}")
         return 0
-    there = {path.relative_to(DOCS).as_posix(): path.read_text() for path in DOCS.glob("reference/*.md")}
-    if (DOCS / "openapi.json").is_file():
-        there["openapi.json"] = (DOCS / "openapi.json").read_text()
-    differ = sorted(name for name in made.keys() | there.keys() if made.get(name) != there.get(name))
+    pages = {path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/reference/*.md")}
+    there = {name: (ROOT / name).read_text() for name in made.keys() | pages if (ROOT / name).is_file()}
+    differ = sorted(name for name in made.keys() | pages if made.get(name) != there.get(name))
     for name in differ:
         done = "run `make openapi` and look at the difference" if name in made else "delete it: nothing writes it"
-        print(f"docs/{name} is not what the code says: {done}", file=sys.stderr)
+        print(f"{name} is not what the code says: {done}", file=sys.stderr)
     return 1 if differ else 0
 
 

@@ -29,10 +29,10 @@ from jobs.events import (
     JobPriorityChanged,
     JobResumed,
 )
+from jobs.frozen import Part
 from jobs.record import JobRecord, cancellation
 from jobs.redis.connection import Tickets
 from jobs.redis.store import RawJob, Store, StoredJob, damage, read_spec
-from jobs.spec import Part
 from jobs.state import Requested, Status
 from jobs.sweeps.directory import find as find_sweep
 from jobs.wrong_spec import explain

@@ -17,8 +17,8 @@ from pydantic import Field, ValidationError
 from jobs.disk.removal import PREFIX, remove
 from jobs.disk.rundir import RunDir
 from jobs.errors import Conflict, Damaged, NotFound, UserError
+from jobs.frozen import Part
 from jobs.redis.store import make_id
-from jobs.spec import Part
 from jobs.sweeps import directory
 from jobs.sweeps.directory import SweepDir, list_sweeps
 from jobs.sweeps.events import SweepCancelRequested, SweepFact, SweepSubmitted

@@ -96,7 +96,7 @@ def queued(stack: Stack, undisturbed: Undisturbed) -> MakeJob:
     store, tickets = Store(client), Tickets(client)
 
     def make(**more: object) -> RunDir:
-        spec = parse_spec(small_job(**more))
+        spec = parse_spec(small_job(integrations={"wandb": None}, **more))
         submitted = JobSubmitted(
             name=spec.name, model=spec.model, spec_sha256=spec.sha256(), priority=spec.priority, wandb=False
         )

@@ -131,7 +131,7 @@ def test_redis_restarted_and_wiped_mid_queue(stack: Stack, undisturbed: Undistur
     store = Store(connect(stack.redis.url))
     plan, runs = undisturbed.run.plan(), {}
     for name, priority in (("second", 0), ("third", 0), ("first", 5), ("last", -3)):
-        spec = parse_spec(small_job(name=name, priority=priority))
+        spec = parse_spec(small_job(name=name, priority=priority, integrations={"wandb": None}))
         first = JobSubmitted(name=name, model="m", spec_sha256=spec.sha256(), priority=priority, wandb=False)
         runs[name], _ = create(stack.runs, f"job-waits-{name}", spec, first)
         # With a model that is there and is none, each of them is taken by a trainer, and refused. (Were a file gone,

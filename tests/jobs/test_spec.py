@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from jobs.data_names import DATA_SUFFIXES, HubData, data_format, hub_data
 from jobs.errors import UserError
+from jobs.integrations import WandbSpec
 from jobs.plan import resolve
-from jobs.spec import EarlyStoppingSpec, JobSpec, WandbSpec, parse_spec
+from jobs.spec import EarlyStoppingSpec, JobSpec, parse_spec
 from jobs.text.schemas import keys
 from jobs.wrong_spec import ELSEWHERE, KEYS_OF_A_JOB
 from tests.support.samples import memory_plan

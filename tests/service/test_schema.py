@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from jobs.events import EVENT_TYPES
 from jobs.metrics import MetricRow
 from jobs.spec import JobSpec
-from service.docs import reference, schema
+from service.docs import schema
 from tests.service.contract import Document, document_of_the_service
 
 
@@ -47,13 +47,13 @@ def test_the_pages_checked_in_are_what_the_code_says(capsys: pytest.CaptureFixtu
 def test_the_check_names_the_pages_that_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(schema, "DOCS", tmp_path)
+    monkeypatch.setattr(schema, "ROOT", tmp_path)
     assert schema.main(["--check"]) == 1
     missing = capsys.readouterr().err
     assert "docs/openapi.json" in missing and "docs/reference/job.md" in missing and "make openapi" in missing
     assert schema.main([]) == 0
     assert schema.main(["--check"]) == 0
-    (tmp_path / "reference" / "old.md").write_text("")
+    (tmp_path / "docs" / "reference" / "old.md").write_text("")
     assert schema.main(["--check"]) == 1
     assert "docs/reference/old.md" in capsys.readouterr().err
 
@@ -63,10 +63,10 @@ def test_the_reference_has_every_key_event_metric_route_and_variable(pages: dict
         "job.md": keys(JobSpec),
         "events.md": EVENT_TYPES,
         "metrics.md": MetricRow.model_fields,
-        "environment.md": re.findall(r"^([A-Z_]+)=", reference.ENVIRONMENT.read_text(), re.MULTILINE),
-        "api.md": [name for name, _ in operations(json.loads(pages["openapi.json"]))],
+        "environment.md": re.findall(r"^([A-Z_]+)=", pages[schema.EXAMPLE], re.MULTILINE),
+        "api.md": [name for name, _ in operations(json.loads(pages["docs/openapi.json"]))],
     }.items():
-        assert names and [name for name in names if f"`{name}`" not in pages[f"reference/{page}"]] == []
+        assert names and [name for name in names if f"`{name}`" not in pages[f"docs/reference/{page}"]] == []
 
 
 def test_every_row_of_the_reference_has_a_meaning(pages: dict[str, str]) -> None:
@@ -74,7 +74,7 @@ def test_every_row_of_the_reference_has_a_meaning(pages: dict[str, str]) -> None
         (page, line)
         for page, text in pages.items()
         for line in text.splitlines()
-        if line.startswith("| `") and line.endswith(" |  |") and page != "reference/errors.md"
+        if line.startswith("| `") and line.endswith(" |  |") and page != "docs/reference/errors.md"
     ]
     assert silent == []
 

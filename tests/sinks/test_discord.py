@@ -690,7 +690,7 @@ def test_pause_and_cancel_are_told_dry_runs_and_what_check_rejects_are_not(chann
     assert "`data.train`" in channel.messages[3].text
 
 
-@pytest.mark.parametrize("more", [{"discord": False}, {"sweep": "sweep-1"}])
+@pytest.mark.parametrize("more", [{"integrations": {"discord": False}}, {"sweep": "sweep-1"}])
 def test_a_job_that_wants_no_discord_gets_none_nor_does_a_trial(
     channel: JobChannel, tmp_path: Path, more: dict[str, Any]
 ) -> None:

@@ -7,7 +7,7 @@ feed (`worker.feed`) keeps order, cursor and retries for them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -151,16 +151,29 @@ class SinkJob:
                 self.from_scratch = from_scratch
 
 
+@dataclass(frozen=True)
+class SinkSettings:
+    """What a sink is made from."""
+
+    runs: Path
+    """The runs directory."""
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Those of its row in `jobs/integrations.py` that are set, and those of other sinks."""
+    public_url: str | None = None
+    """Where people reach the service."""
+
+
 class Sink(Protocol):
     """One listener. Called from one thread only; every call is bounded by the sink's own timeouts."""
 
     name: str
-    """Names the cursor file `sinks/<name>.json`."""
+    """Names the cursor file `sinks/<name>.json`. Where a job has a key `integrations.<name>`, it may switch the sink
+    off, which then hears nothing of it."""
     follows_metrics: bool
     """Whether rows of metrics are wanted at all."""
 
     def accepts(self, submitted: JobSubmitted) -> bool:
-        """Whether the sink reports this job at all. Trials of sweeps (`submitted.sweep`) and dry runs are jobs, too."""
+        """Whether the sink reports a job that wants it. Trials (`submitted.sweep`) and dry runs are jobs, too."""
 
     def event(self, event: Event, job: SinkJob) -> Outcome:
         """Take one event. After `Later` it comes again; after a crash the last one may."""
@@ -198,7 +211,7 @@ class ReportsSweeps(Protocol):
     """As the sink's."""
 
     def accepts_sweep(self, spec: SweepSpec) -> bool:
-        """Whether the sink reports this sweep at all."""
+        """Whether the sink reports a sweep that wants it."""
 
     def sweep(self, sweep: SinkSweep) -> Outcome:
         """Take how it stands now, which is more than last time. After `Later` it comes again; after a crash it may."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
-from jobs.errors import Damaged
+from jobs.errors import Damaged, UserError
 from jobs.events import (
     AttemptEnded,
     AttemptStarted,
@@ -41,12 +41,12 @@ from jobs.events import (
 from jobs.metrics import MetricRow
 from jobs.sweeps.spec import SweepSpec
 from jobs.text.units import format_parameters
-from worker.sinks.base import DONE, Disabled, Later, Outcome, SinkJob, SinkSweep
+from worker.sinks.base import DONE, Disabled, Later, Outcome, SinkJob, SinkSettings, SinkSweep
 from worker.sinks.curve import FILE_NAME, draw_job
 from worker.sinks.discord import embeds, sweeps
 from worker.sinks.discord.edited_message import DAY_S, EditedMessage, MessageNotes, Picture
 from worker.sinks.discord.limits import FILE_BYTES, DiscordOptions, Payload
-from worker.sinks.discord.webhook import Webhook, WebhookRejected
+from worker.sinks.discord.webhook import GoneFile, Webhook, WebhookRejected
 from worker.sinks.wording import sentence
 
 EDIT_EVERY_S = 15.0
@@ -103,8 +103,24 @@ _KINDS: dict[type[Fact], str] = {
 """Kinds of message, by what happened; all else is in the progress message."""
 
 
+def make(settings: SinkSettings) -> DiscordSink:
+    """From the environment. ValueError names a variable that is wrong; with a wrong webhook nothing is sent."""
+    variables = settings.variables
+    options = DiscordOptions.of(
+        variables.get("LONGHAUL_DISCORD_EVENTS"), variables.get("LONGHAUL_DISCORD_MENTION"), settings.public_url
+    )
+    webhook = None
+    if url := variables.get("DISCORD_WEBHOOK"):
+        try:
+            webhook = Webhook(url, gone_file=GoneFile(settings.runs / ".publish" / "discord.json"))
+        except UserError as error:
+            # Reconcile lives in this process too: a wrong address must not take it down.
+            log.error("nothing is sent to Discord: %s; %s", error, error.hint)
+    return DiscordSink(webhook, options=options)
+
+
 class DiscordSink:
-    """Accepts the jobs that want Discord, if there is a webhook."""
+    """Accepts jobs, if there is a webhook."""
 
     name = "discord"
     follows_metrics = True
@@ -125,9 +141,9 @@ class DiscordSink:
         return f"DiscordSink({self._webhook!r})"
 
     def accepts(self, submitted: JobSubmitted) -> bool:
-        """As the job says. Who makes a dry run waits for its answer; trials are in the message of their sweep."""
+        """Who makes a dry run waits for its answer; trials are in the message of their sweep."""
         told_elsewhere = submitted.dry_run or submitted.sweep is not None
-        return self._webhook is not None and submitted.discord and not told_elsewhere
+        return self._webhook is not None and not told_elsewhere
 
     def event(self, event: Event, job: SinkJob) -> Outcome:
         """At most one call to Discord, but for an event that cannot be worded: that one is sent as it is."""
@@ -230,8 +246,8 @@ class DiscordSink:
         return self._post(job, embeds.damaged(job, submitted, error), person=True)
 
     def accepts_sweep(self, spec: SweepSpec) -> bool:
-        """As its job says."""
-        return self._webhook is not None and spec.discord
+        """All, if there is a webhook."""
+        return self._webhook is not None
 
     def sweep(self, sweep: SinkSweep) -> Outcome:
         """One message for the sweep."""

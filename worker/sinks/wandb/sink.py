@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,11 +32,12 @@ from jobs.events import (
     JobSucceeded,
     OomRecovered,
 )
+from jobs.integrations import WandbSpec
 from jobs.metrics import MetricRow
-from jobs.spec import WandbSpec
+from jobs.process.lifeline import tied_to_parent
 from jobs.text.units import format_duration, printable_document
 from worker.child import ChildGone, JsonChild
-from worker.sinks.base import DONE, WANDB_URL, Later, Outcome, SinkJob
+from worker.sinks.base import DONE, WANDB_URL, Later, Outcome, SinkJob, SinkSettings
 from worker.sinks.wandb.config import (
     child_environment,
     model_artifact,
@@ -200,8 +202,19 @@ class Session:
     finished: bool = False
 
 
+def make(settings: SinkSettings) -> WandbSink:
+    """From the environment."""
+    variables = settings.variables
+    return WandbSink(
+        command=lambda: tied_to_parent(sys.executable, "-m", "worker.sinks.wandb.child_process"),
+        api_key=variables.get("WANDB_API_KEY"),
+        base_url=variables.get("WANDB_BASE_URL"),
+        mode=variables.get("WANDB_MODE"),
+    )
+
+
 class WandbSink:
-    """Accepts the jobs that want W&B. Offline without a key, or as `mode` says."""
+    """Offline without a key, or as `mode` says."""
 
     name = "wandb"
     follows_metrics = True
@@ -230,8 +243,8 @@ class WandbSink:
         return f"WandbSink({'online' if self._why_offline is None else 'offline'})"
 
     def accepts(self, submitted: JobSubmitted) -> bool:
-        """As the job says."""
-        return self._wanted and submitted.wandb
+        """All, unless W&B is disabled."""
+        return self._wanted
 
     def event(self, event: Event, job: SinkJob) -> Outcome:
         """The run is opened when training starts; a job refused before has none."""
