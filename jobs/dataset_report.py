@@ -6,6 +6,12 @@ from pydantic.json_schema import SkipJsonSchema
 
 from jobs.companions import LEFT_OUT
 from jobs.frozen import Frozen, left_out
+from jobs.text.units import format_share
+
+_LABELS = 5
+"""Named."""
+_MANY = 0.03
+"""Of all texts: so many that the tokenizer does not know in full are said."""
 
 
 class Percentiles(Frozen):
@@ -136,6 +142,42 @@ class PreparedSummary(DatasetSummary):
 
     prepared: str
     """Absolute path of the prepared dataset."""
+
+    def text(self, rows_per_epoch: int | None, *, trains: bool) -> str:
+        """What was found, each part with a comma behind it. `rows_per_epoch`: where that is another number."""
+        an_epoch = f" ({rows_per_epoch:,} an epoch)" if rows_per_epoch else ""
+        parts = [f"{self.train_rows:,} {'training ' if trains else ''}rows{an_epoch}"]
+        if self.validation_rows:
+            asked, share = self.validation_asked, self.validation_share
+            note = ""
+            if isinstance(asked, float) and not 0.5 <= share / asked <= 1.5:
+                note = f" ({format_share(share)} instead of {format_share(asked)})"
+            parts.append(f"{self.validation_rows:,} validation rows{note}")
+        if rejected := sum(self.rejected.values()) - self.left_out:
+            parts.append(f"{rejected:,} rejected")
+        if self.left_out:
+            parts.append(f"{self.left_out:,} left out as the file says")
+        if self.duplicates:
+            parts.append(f"{self.duplicates:,} duplicates left out")
+        if cut := self.truncated_inputs + self.truncated_targets:
+            parts.append(f"{cut:,} texts truncated")
+        if labels := self.labels:
+            if labels.validation_only:
+                shown = ", ".join(labels.validation_only[:_LABELS])
+                parts.append(f"labels that only validation rows have: {shown}")
+            if labels.labels_alike:
+                shown = "; ".join(" and ".join(map(repr, group)) for group in labels.labels_alike[:_LABELS])
+                parts.append(f"labels that look alike: {shown}")
+            parts += labels.labels_noticed
+            if labels.contradictory_texts:
+                parts.append(f"{labels.contradictory_texts:,} texts with different labels")
+        many = _MANY * self.kept
+        for unknown, side in (self.unknown_inputs, "inputs"), (self.unknown_targets, "targets"):
+            if unknown > many:
+                parts.append(f"{unknown:,} {side} have characters that the tokenizer does not know")
+        if (rewritten := self.rewritten.get("characters rewritten", 0)) > 2 * many:
+            parts.append(f"{rewritten:,} texts have characters that were rewritten")
+        return "".join(f"{part}, " for part in parts)
 
 
 class RejectedRows(Frozen):

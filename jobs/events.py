@@ -5,6 +5,7 @@ Rows of metrics are in `jobs/metrics.py`, the lines of an attempt file in `jobs/
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, get_args
 
@@ -15,11 +16,19 @@ from jobs.dataset_report import PreparedSummary
 from jobs.errors import StageError
 from jobs.evaluation_metrics import EvaluationMetric, chosen_text, is_of_texts, metric_figure, metric_words
 from jobs.frozen import Frozen, left_out
-from jobs.memory_plan import MemorySummary
-from jobs.plan import CheckSummary, StepLimit, TimeSummary
+from jobs.memory_plan import MemorySummary, describe
+from jobs.plan import CheckSummary, StepLimit, TimeSummary, limit_text
 from jobs.reasons import Reason
 from jobs.state import Requested
-from jobs.text.units import format_share
+from jobs.text.units import (
+    bytes_alike,
+    bytes_by_name,
+    capitalized,
+    format_bytes,
+    format_duration,
+    format_figure,
+    format_share,
+)
 from jobs.verdict import Base, BaseDifference, ConfidenceInterval, Verdict, measured
 
 
@@ -35,6 +44,11 @@ class Fault(Frozen):
     param: str | None = None
     """Dotted key of the job file that is wrong; null if it is none of them."""
 
+    @property
+    def text(self) -> str:
+        """The message, and what to do."""
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
     @classmethod
     def of(cls, reason: Reason, details: str = "", hint: str | None = None) -> Fault:
         """The sentence of a reason followed by `details`; with its hint, or else `hint`."""
@@ -46,10 +60,40 @@ class Fault(Frozen):
         return cls(code=error.detail_code, message=str(error), hint=error.hint, param=error.param)
 
 
-class Fact(Frozen):
-    """What happened; the envelope (`Event`) says when, to which attempt, and as which number."""
+def _needed(planned: TimeSummary | MemorySummary | None) -> str:
+    """What a run needs."""
+    return f"; {planned.text}" if planned and planned.text else ""
 
+
+Level = Literal["info", "warn", "error"]
+"""How loud an event is, in OpenAI's words: for API, page and log."""
+
+
+class Fact(Frozen):
+    """What happened, and its words for people: API, page, command line, chat and log have them from here. The envelope
+    (`Event`) says when, to which attempt, and as which number."""
+
+    type: str
     by_trainer: ClassVar[bool] = False
+
+    @property
+    def level(self) -> Level:
+        """How loud it is."""
+        return "info"
+
+    @property
+    def title(self) -> str:
+        """In a few words, behind the name of the job."""
+        return self.type.removeprefix("job.").replace(".", " ").replace("_", " ")
+
+    @property
+    def details(self) -> dict[str, str]:
+        """Its figures by name, where a message shows them one by one."""
+        return {}
+
+    @abstractmethod
+    def sentence(self, attempt: int) -> str:
+        """In plain words, with the figures that matter. `attempt`: the one that it belongs to."""
 
 
 class JobSubmitted(Fact):
@@ -89,6 +133,10 @@ class JobSubmitted(Fact):
     sweep: str | None = None
     """The sweep that it is a trial of; null: none."""
 
+    def sentence(self, attempt: int) -> str:
+        clone = f", a clone of {self.cloned_from}" if self.cloned_from else ""
+        return f"submitted as {self.name!r}, model {self.model}{clone}" + (" (dry run)" if self.dry_run else "")
+
 
 class JobChecked(Fact):
     """The specification, the paths, the model's config and the first rows are in order."""
@@ -96,6 +144,17 @@ class JobChecked(Fact):
     type: Literal["job.checked"] = "job.checked"
     plan: CheckSummary
     """The provisional plan in short."""
+
+    def sentence(self, attempt: int) -> str:
+        plan = self.plan
+        return (
+            f"checked: specification, paths, model and first rows are in order; about {plan.rows_estimated:,} rows "
+            f"{f'(read as {plan.read_as}) ' if plan.read_as else ''}"
+            f"{f'(from {plan.reading}) ' if plan.reading else ''}"
+            + (f"and {plan.steps:,} steps" if plan.steps else "to evaluate the model on")
+            + f"{limit_text(plan.limited_by)}{_needed(plan.time)}{_needed(plan.memory)}"
+            + (f"; it {plan.resume_from.text}" if plan.resume_from else "")
+        )
 
 
 class Adopted(Frozen):
@@ -134,6 +193,20 @@ class JobPrepared(Fact):
     adopted: Adopted | None = None
     """What the first attempt resumes from; null: it begins at the start."""
 
+    @property
+    def title(self) -> str:
+        return "planned"
+
+    def sentence(self, attempt: int) -> str:
+        adopted = f" (from {self.adopted.source} on)" if self.adopted else ""
+        todo = f"{self.steps:,} steps to train{adopted}" if self.steps else "the model is to be evaluated"
+        # Checkpoints of the job that it resumes from which could not be used.
+        skipped = "".join(f"; skipped: {defect}" for defect in (self.adopted.passed_over if self.adopted else []))
+        return (
+            f"prepared: {self.data.text(self.rows_per_epoch, trains=self.steps > 0)}{todo}"
+            f"{limit_text(self.limited_by)}{_needed(self.time)}{_needed(self.memory)}{skipped}"
+        )
+
 
 class JobUnprepared(Fact):
     """What *prepare* had made is gone or damaged: the job goes back there, which makes the same again."""
@@ -141,6 +214,13 @@ class JobUnprepared(Fact):
     type: Literal["job.unprepared"] = "job.unprepared"
     message: str
     """What is wrong with it."""
+
+    def sentence(self, attempt: int) -> str:
+        return f"returned to prepare: {self.message}"
+
+    @property
+    def level(self) -> Level:
+        return "warn"
 
 
 class JobQueued(Fact):
@@ -150,12 +230,21 @@ class JobQueued(Fact):
     not_before_s: float = 0.0
     """Seconds to wait before the next attempt, from the time of this event."""
 
+    def sentence(self, attempt: int) -> str:
+        if not self.not_before_s:
+            return "waits for its turn"
+        wait = format_duration(self.not_before_s)
+        return f"waits for its turn; the next attempt starts in {wait} at the earliest"
+
 
 class JobPauseRequested(Fact):
     """A user wants the running job paused: it saves a checkpoint and stops."""
 
     type: Literal["job.pause_requested"] = "job.pause_requested"
     requested: ClassVar[Requested] = Requested.PAUSE
+
+    def sentence(self, attempt: int) -> str:
+        return "pause requested: the trainer saves a checkpoint and stops"
 
 
 class JobCancelRequested(Fact):
@@ -164,12 +253,18 @@ class JobCancelRequested(Fact):
     type: Literal["job.cancel_requested"] = "job.cancel_requested"
     requested: ClassVar[Requested] = Requested.CANCEL
 
+    def sentence(self, attempt: int) -> str:
+        return "cancel requested: the trainer stops"
+
 
 class JobPauseWithdrawn(Fact):
     """A user has resumed a job before its pause took effect."""
 
     type: Literal["job.pause_withdrawn"] = "job.pause_withdrawn"
     requested: ClassVar[Requested] = Requested.NONE
+
+    def sentence(self, attempt: int) -> str:
+        return "the pause was withdrawn: the job keeps running"
 
 
 class JobPriorityChanged(Fact):
@@ -178,6 +273,9 @@ class JobPriorityChanged(Fact):
     type: Literal["job.priority_changed"] = "job.priority_changed"
     priority: int
     """The new one: higher runs first."""
+
+    def sentence(self, attempt: int) -> str:
+        return f"the priority is now {self.priority}"
 
 
 class AttemptStarted(Fact):
@@ -200,6 +298,10 @@ class AttemptStarted(Fact):
     """Of `longhaul`, `torch` and `transformers` where the worker is, also if an engine's node trains; and of the GPU's
     `driver`. Empty in events of earlier versions."""
 
+    def sentence(self, attempt: int) -> str:
+        box = f" of {self.box}" if self.box else ""
+        return f"attempt {attempt} started on {self.gpu_name or self.device}{box} (worker {self.worker})"
+
 
 class DeviceWaiting(Fact):
     """The attempt waits for the GPU; or the queued job: its attempt lost it, or no train worker has a usable one."""
@@ -213,6 +315,18 @@ class DeviceWaiting(Fact):
     available: bool = False
     """A train worker has a GPU for the job again: it waits for its turn alone."""
 
+    @property
+    def level(self) -> Level:
+        return "warn"
+
+    @property
+    def title(self) -> str:
+        return "waits for its turn" if self.available else "waits for a GPU"
+
+    def sentence(self, attempt: int) -> str:
+        what = "memory of the host" if self.memory_of_host else "the GPU"
+        return f"waiting for {what}: {self.message}"
+
 
 class TaskSubmitted(Fact):
     """An engine has taken the attempt, as a task of its own, and decides when it runs."""
@@ -222,6 +336,9 @@ class TaskSubmitted(Fact):
     """Its name (`resources.engine`)."""
     task: str
     """The engine's id of the task."""
+
+    def sentence(self, attempt: int) -> str:
+        return f"handed over to the engine {self.engine}: its task {self.task} waits for its turn there"
 
 
 class TaskWaiting(Fact):
@@ -233,6 +350,9 @@ class TaskWaiting(Fact):
     message: str
     """Why, in the engine's words."""
 
+    def sentence(self, attempt: int) -> str:
+        return f"waiting on the engine: {self.message}"
+
 
 class TaskStarted(Fact):
     """The attempt runs on a node of its engine."""
@@ -242,6 +362,9 @@ class TaskStarted(Fact):
     """The engine's id of the task."""
     node: str
     """Host name of the node."""
+
+    def sentence(self, attempt: int) -> str:
+        return f"task {self.task} of the engine runs on {self.node}"
 
 
 class ModelLoaded(Fact):
@@ -265,6 +388,13 @@ class ModelLoaded(Fact):
     """Step of the checkpoint that the attempt resumes from; null: from the start."""
     compiled: bool = False
     """Layers run compiled; false where the plan says so, and where compiling failed (the trainer's log says why)."""
+
+    def sentence(self, attempt: int) -> str:
+        begin = f"resuming from step {self.resumed_step:,}" if self.resumed_step is not None else "from the start"
+        return (
+            f"model loaded once: {self.parameters:,} parameters, {self.dtype} on {self.device} "
+            f"in {format_duration(self.seconds)}, {begin}"
+        )
 
 
 class GpuProcess(Frozen):
@@ -302,6 +432,16 @@ class MemoryPlanned(Fact):
     evaluation: bool = False
     """The model is evaluated and not trained: there is no optimizer, whatever `optimizer` says."""
 
+    def sentence(self, attempt: int) -> str:
+        held = self.other_processes_bytes or 0
+        peak, budget, by_others = bytes_alike(self.peak_bytes, self.budget_bytes, held)
+        others = f", {by_others} held by other processes" if held else ""
+        changed = f"; not as planned: {self.changed}" if self.changed else ""
+        setting = describe(self.optimizer, self.activation_checkpointing, self.micro_batch)
+        if self.evaluation:
+            setting = f"evaluation, micro-batch {self.micro_batch}"
+        return f"peak memory {peak}; budget {budget}{others}; {setting}{changed}"
+
 
 class MemoryMeasured(Fact):
     """The peak of the attempt's first step, beside what was predicted for that very step."""
@@ -318,6 +458,14 @@ class MemoryMeasured(Fact):
     """Of the largest micro-batch that can come, by the prediction corrected with this measurement."""
     budget_bytes: int
     """What the attempt may use."""
+
+    def sentence(self, attempt: int) -> str:
+        measured, predicted, peak, budget = bytes_alike(
+            self.measured_bytes, self.predicted_bytes, self.peak_bytes, self.budget_bytes
+        )
+        return (
+            f"step {self.step:,}: {measured} at the peak, {predicted} predicted; at most {peak} expected, of {budget}"
+        )
 
 
 class EvaluationFinished(Fact):
@@ -429,6 +577,12 @@ class EvaluationFinished(Fact):
     def _text(self, figures: Mapping[str, float]) -> str:
         return ", ".join(f"{self.words(name)} {metric_figure(name, value)}" for name, value in figures.items())
 
+    def sentence(self, attempt: int) -> str:
+        best = ", the best so far" if self.best else ""
+        judged = f"; {self.verdict.text}" if self.verdict is not None else ""
+        evaluated = "evaluated" if self.untrained else f"step {self.step:,}"
+        return f"{evaluated}: {self.figures_text}{best}{judged}"
+
 
 class Sample(Frozen):
     """One generated text beside what the data has."""
@@ -464,6 +618,10 @@ class CheckpointSaved(Fact):
     validation_loss: float | None = None
     """Of exactly these weights; null where they were not evaluated."""
 
+    def sentence(self, attempt: int) -> str:
+        size, seconds = format_bytes(self.bytes), format_duration(self.seconds)
+        return f"step {self.step:,}: checkpoint saved ({size} in {seconds})"
+
 
 class CheckpointRejected(Fact):
     """A checkpoint did not verify and was passed over; another one is used."""
@@ -474,6 +632,13 @@ class CheckpointRejected(Fact):
     """Relative to the run directory."""
     message: str
     """What is wrong with it."""
+
+    def sentence(self, attempt: int) -> str:
+        return f"{self.path} did not verify and was skipped: {self.message}"
+
+    @property
+    def level(self) -> Level:
+        return "warn"
 
 
 class DiskLow(Fact):
@@ -487,6 +652,34 @@ class DiskLow(Fact):
     """Room on the disk."""
     needed_bytes: int
     """What the checkpoint needs."""
+
+    @property
+    def level(self) -> Level:
+        return "warn"
+
+    @property
+    def title(self) -> str:
+        return "the disk is nearly full"
+
+    @property
+    def details(self) -> dict[str, str]:
+        free, needed = bytes_alike(self.free_bytes, self.needed_bytes)
+        return {"Free": free, "Needed": needed}
+
+    def sentence(self, attempt: int) -> str:
+        free, needed = bytes_alike(self.free_bytes, self.needed_bytes)
+        return (
+            f"step {self.step:,}: checkpoint skipped, the disk is too full for it ({free} free, {needed} needed); "
+            "training continues"
+        )
+
+
+_SHORTAGES = {
+    "fragmentation": "free memory was too fragmented",
+    "other_processes": "other processes hold memory of the GPU",
+    "exhausted": "the step needs more memory than there is",
+}
+"""Why memory ran out."""
 
 
 class OomRecovered(Fact):
@@ -520,6 +713,51 @@ class OomRecovered(Fact):
     report: str | None = None
     """Folder, relative to the run directory."""
 
+    @property
+    def level(self) -> Level:
+        return "warn"
+
+    @property
+    def title(self) -> str:
+        return "out of memory, recovered"
+
+    @property
+    def details(self) -> dict[str, str]:
+        rows = f"{self.micro_batch_before} → {self.micro_batch_after} rows"
+        if self.micro_batch_after == self.micro_batch_before:
+            rows = f"{self.micro_batch_before} rows, as before"
+        return {
+            "Step": f"{self.step:,}",
+            "Micro-batch": rows,
+            "Time lost": format_duration(self.milliseconds_lost / 1000),
+            **({"Cause": capitalized(_SHORTAGES[self.cause])} if self.cause else {}),
+            **({"Length bucket": self.bucket} if self.bucket is not None else {}),
+            **({"Memory": " · ".join(sizes)} if (sizes := bytes_by_name(self._sizes)) else {}),
+        }
+
+    @property
+    def _sizes(self) -> dict[str, int | None]:
+        return {
+            "requested": self.requested_bytes,
+            "allocated": self.allocated_bytes,
+            "reserved": self.reserved_bytes,
+            "held by other processes": self.other_processes_bytes,
+        }
+
+    def sentence(self, attempt: int) -> str:
+        cause = f": {_SHORTAGES[self.cause]}" if self.cause else ""
+        known = {"reserved": None, "held by other processes": self.other_processes_bytes or None}
+        sizes = bytes_by_name({**self._sizes, **known})
+        figures = f" ({', '.join(sizes)})" if sizes else ""
+        how = f"micro-batches of {self.micro_batch_after} instead of {self.micro_batch_before}"
+        if self.micro_batch_after == self.micro_batch_before:
+            how = f"the same micro-batches of {self.micro_batch_before}"
+        bucket = f" ({self.bucket})" if self.bucket else ""
+        return (
+            f"step {self.step:,}: memory ran out{cause}{figures}; the step was redone with {how}{bucket}, "
+            f"at a cost of {format_duration(self.milliseconds_lost / 1000)}"
+        )
+
 
 class UpdateSkipped(Fact):
     """The gradients of a step overflowed beside a model in float16: its update was skipped, and its rows count as seen.
@@ -533,6 +771,12 @@ class UpdateSkipped(Fact):
     """What its loss was multiplied by for the backward pass."""
     next_loss_scale: float
     """The same of the next step."""
+
+    def sentence(self, attempt: int) -> str:
+        return (
+            f"step {self.step:,}: update skipped, gradients overflowed float16 at a loss scale of "
+            f"{self.loss_scale:,.0f}; it is now {self.next_loss_scale:,.0f}"
+        )
 
 
 class StepsCorrected(Fact):
@@ -557,6 +801,17 @@ class StepsCorrected(Fact):
     """Seconds of a step, evaluations and checkpoints included, as measured."""
     cut: bool = False
     """The run ends here: its hours are over, before its learning rate has decayed."""
+
+    def sentence(self, attempt: int) -> str:
+        if self.cut:
+            return (
+                f"step {self.step:,}: the run ends here, and not at step {self.steps_before:,}: it has become slower, "
+                "and the time of training.max_hours is over"
+            )
+        return (
+            f"step {self.step:,}: {self.steps:,} steps in all{limit_text(self.limited_by)}, by the measured pace of "
+            f"{format_duration(self.step_s)} a step; {self.steps_before:,} were planned"
+        )
 
 
 class AttemptEnded(Fact):
@@ -592,6 +847,18 @@ class AttemptEnded(Fact):
         since = newest if self.checkpoint_step else "there is no checkpoint yet"
         return f"{at} ({since}: {self.steps_lost:,} {'step is' if self.steps_lost == 1 else 'steps are'} lost)"
 
+    @property
+    def level(self) -> Level:
+        return "info" if self.reason.severity == "info" else "warn"
+
+    def sentence(self, attempt: int) -> str:
+        # Nothing but an evaluation is done before step 1.
+        at = "" if self.reason is Reason.DONE and not self.step else f" {self.where}"
+        why, message = self.reason.sentence, self.error.message if self.error else ""
+        if message:  # it may begin with the sentence of the reason
+            why = message if message.startswith(why) else f"{why}: {message}"
+        return f"attempt {attempt} ended{at}: {why}"
+
 
 class JobPaused(Fact):
     """The job rests until it is resumed."""
@@ -600,6 +867,13 @@ class JobPaused(Fact):
     error: Fault | None = None
     """Why it cannot continue by itself, and what to do; null where a user paused it."""
 
+    @property
+    def level(self) -> Level:
+        return "info" if self.error is None else "error"
+
+    def sentence(self, attempt: int) -> str:
+        return "paused until you resume it" if self.error is None else f"paused: {self.error.text}"
+
 
 class JobResumed(Fact):
     """A paused job waits for a GPU again."""
@@ -607,6 +881,11 @@ class JobResumed(Fact):
     type: Literal["job.resumed"] = "job.resumed"
     from_scratch: bool = False
     """Its next attempt begins at step 0 and removes every checkpoint that it has."""
+
+    def sentence(self, attempt: int) -> str:
+        if self.from_scratch:
+            return "resumed from scratch: waits for its turn, then starts at step 0 without the earlier checkpoints"
+        return "resumed: waits for its turn again"
 
 
 class JobRepaired(Fact):
@@ -618,11 +897,22 @@ class JobRepaired(Fact):
     lines_lost: int
     """Lines that were cut off; a copy of the damaged file is in the run directory."""
 
+    def sentence(self, attempt: int) -> str:
+        lines = f"its last {self.lines_lost:,} events were" if self.lines_lost > 1 else "its last event was"
+        return f"repaired: {lines} cut off, from the damaged one on, after a backup; the job is as it was before them"
+
+    @property
+    def level(self) -> Level:
+        return "warn"
+
 
 class JobValidated(Fact):
     """End of a dry run: nothing was wrong."""
 
     type: Literal["job.validated"] = "job.validated"
+
+    def sentence(self, attempt: int) -> str:
+        return "dry run: the job is valid"
 
 
 class JobSucceeded(Fact):
@@ -669,6 +959,25 @@ class JobSucceeded(Fact):
             return None
         return chosen_text(self.chosen_by, self.loss, self.metrics, self.better_step, self.kept_from)
 
+    @property
+    def level(self) -> Level:
+        return "warn" if self.verdict is not None and self.verdict.warns else "info"
+
+    @property
+    def title(self) -> str:
+        headline = None if self.verdict is None else self.verdict.headline
+        return f"done, {headline}" if headline else "done"
+
+    def sentence(self, attempt: int) -> str:
+        if self.model is None:
+            figures = (f"{name} {text}" for name, text in self.measured.items())
+            return ", ".join(["succeeded: the model is evaluated", *figures])
+        loss = f", validation loss {format_figure(self.loss)}" if self.loss is not None else ""
+        judged = f"; {self.verdict.text}" if self.verdict is not None else ""
+        chosen = f" ({self.chosen_text})" if self.chosen_text else ""
+        early = "ended early, " if self.reason is Reason.EARLY_STOPPED else ""
+        return f"succeeded: {early}the model of step {self.step:,}{chosen} is in {self.model}/{loss}{judged}"
+
 
 class JobFailed(Fact):
     """The job cannot continue; `error` says why and what to do."""
@@ -676,6 +985,13 @@ class JobFailed(Fact):
     type: Literal["job.failed"] = "job.failed"
     error: Fault
     """Why, and what to do."""
+
+    @property
+    def level(self) -> Level:
+        return "error"
+
+    def sentence(self, attempt: int) -> str:
+        return f"failed: {self.error.text}"
 
 
 class JobCancelled(Fact):
@@ -685,6 +1001,9 @@ class JobCancelled(Fact):
     checkpoint: str | None = None
     """The newest one, relative to the run directory."""
 
+    def sentence(self, attempt: int) -> str:
+        return "cancelled" + (f"; {self.checkpoint} is kept" if self.checkpoint else "")
+
 
 class ModelRemoved(Fact):
     """The job is a trial of a sweep that keeps the model of its best trial alone, and is not that. Its model and its
@@ -692,6 +1011,9 @@ class ModelRemoved(Fact):
     """
 
     type: Literal["job.model_removed"] = "job.model_removed"
+
+    def sentence(self, attempt: int) -> str:
+        return "model and checkpoints are removed: its sweep keeps those of its best trial alone"
 
 
 AnyFact = Annotated[
@@ -723,21 +1045,17 @@ class Event(Frozen):
         """The fact's name, e.g. `checkpoint.saved`."""
         return self.fact.type
 
+    @property
+    def sentence(self) -> str:
+        """What happened, in plain words, with the figures that matter."""
+        return self.fact.sentence(self.attempt)
+
 
 EvaluationFinished.model_rebuild()
 any_fact: TypeAdapter[AnyFact] = TypeAdapter(AnyFact)
 EVENT_TYPES: tuple[str, ...] = tuple(each.model_fields["type"].default for each in get_args(get_args(AnyFact)[0]))
 
 
-_WARNINGS = (CheckpointRejected, DiskLow, OomRecovered, DeviceWaiting, JobRepaired, JobUnprepared)
-
-
-def level(fact: AnyFact) -> Literal["info", "warn", "error"]:
-    """How loud it is, in OpenAI's three levels: for API, page and log."""
-    if isinstance(fact, JobFailed) or (isinstance(fact, JobPaused) and fact.error is not None):
-        return "error"
-    if isinstance(fact, _WARNINGS) or (isinstance(fact, AttemptEnded) and fact.reason.severity != "info"):
-        return "warn"
-    if isinstance(fact, JobSucceeded) and fact.verdict is not None and fact.verdict.warns:
-        return "warn"
-    return "info"
+def level(fact: AnyFact) -> Level:
+    """How loud it is."""
+    return fact.level

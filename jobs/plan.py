@@ -531,6 +531,11 @@ def limit_words(limited_by: StepLimit | None) -> str:
     return "" if limited_by in (None, "epochs") else f"limited by training.{limited_by}"
 
 
+def limit_text(limited_by: StepLimit | None) -> str:
+    """The same behind a number of steps."""
+    return f", {words}" if (words := limit_words(limited_by)) else ""
+
+
 def most_steps(spec: JobSpec, data: DataPlan) -> tuple[int, StepLimit]:
     """The steps of all epochs, or `training.max_steps`, and which of the two.
 

@@ -43,6 +43,11 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", " ")
 
 
+def capitalized(text: str) -> str:
+    """With a capital letter, as a line of its own begins."""
+    return text[:1].upper() + text[1:]
+
+
 def printable_document(document: Any) -> Any:
     """A JSON document with each text in it, names as well, `printable`."""
     match document:

@@ -318,7 +318,7 @@ def test_an_event_without_words_is_shown_as_it_is_and_cuts_nobody_off(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poisoned, job = service.submit(), service.submit()
-    monkeypatch.setattr("service.answers.wording._text", None)
+    monkeypatch.setattr("jobs.events._needed", None)
     before = unworded(service)
     with follow(service, poisoned) as hurt, follow(service, job) as answer:
         stream, other = frames(answer), frames(hurt)

@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from jobs.events import OomRecovered
-from jobs.text.units import bytes_by_name, format_duration, format_figure
+from jobs.text.units import format_figure
 
 BAR_CELLS = 20
-
-SHORTAGES = {
-    "fragmentation": "Free memory was too fragmented",
-    "other_processes": "Other processes hold memory of the GPU",
-    "exhausted": "The step needs more memory than there is",
-}
-"""Why memory ran out."""
 
 
 def code(text: str) -> str:
@@ -23,11 +16,6 @@ def code(text: str) -> str:
 def plain(text: str) -> str:
     """Text of a data set, so that Discord shows its markup characters as they are."""
     return "".join("\\" + character if character in "\\*_~`|<>#[]" else character for character in text)
-
-
-def sentence(text: str) -> str:
-    """With a capital letter, as a line of its own begins."""
-    return text[:1].upper() + text[1:]
 
 
 def change(first: float | None, last: float | None) -> str:
@@ -45,34 +33,9 @@ def bar(fraction: float) -> str:
     return "█" * full + "░" * (BAR_CELLS - full)
 
 
-# -- shortage ----------------------------------------------------------------------------------------------------------
-# Memory that ran out, in the words of every sink.
-
-
 def shortage(fact: OomRecovered) -> str:
-    """All of it but the message, in one line."""
-    parts = [
-        *([SHORTAGES[fact.cause]] if fact.cause else []),
-        f"micro-batch {micro_batches(fact)}" + (f" ({fact.bucket})" if fact.bucket else ""),
-        *([sizes] if (sizes := shortage_sizes(fact)) else []),
-        f"{format_duration(fact.milliseconds_lost / 1000)} lost",
-    ]
-    return "; ".join(parts)
-
-
-def micro_batches(fact: OomRecovered) -> str:
-    """Before and after, in rows of the longest shape."""
-    if fact.micro_batch_after == fact.micro_batch_before:
-        return f"{fact.micro_batch_before} rows, as before"
-    return f"{fact.micro_batch_before} → {fact.micro_batch_after} rows"
-
-
-def shortage_sizes(fact: OomRecovered) -> str:
-    """What was asked for, and who had the rest; empty where nothing of it is known."""
-    sizes = {
-        "requested": fact.requested_bytes,
-        "allocated": fact.allocated_bytes,
-        "reserved": fact.reserved_bytes,
-        "held by other processes": fact.other_processes_bytes,
-    }
-    return " · ".join(bytes_by_name(sizes))
+    """Memory that ran out, all but the message, in one line."""
+    details = fact.details
+    bucket = f" ({details['Length bucket']})" if "Length bucket" in details else ""
+    parts = [details.get("Cause"), f"micro-batch {details['Micro-batch']}{bucket}", details.get("Memory")]
+    return "; ".join(filter(None, [*parts, f"{details['Time lost']} lost"]))

@@ -27,12 +27,12 @@ from jobs.events import (
     TaskWaiting,
 )  # fmt: skip
 from jobs.metrics import MetricRow
-from jobs.plan import limit_words
+from jobs.plan import limit_text
 from jobs.reasons import Reason
-from jobs.text.units import bytes_alike, format_bytes, format_duration, format_figure, format_number, format_share
+from jobs.text.units import capitalized, format_bytes, format_duration, format_figure, format_number, format_share
 from worker.sinks.base import SinkJob
 from worker.sinks.discord.limits import Embed, EmbedField, Payload, cut, fit
-from worker.sinks.wording import SHORTAGES, bar, change, code, micro_batches, plain, sentence, shortage_sizes
+from worker.sinks.wording import bar, change, code, plain
 
 # -- fields ------------------------------------------------------------------------------------------------------------
 # The figures in a Discord message: fields of an embed, and samples as an embed of their own.
@@ -46,7 +46,7 @@ def fault_fields(error: Fault) -> list[EmbedField]:
     if error.param:
         fields.append(field("Key", f"`{error.param}`", inline=True))
     if error.hint:
-        fields.append(field("What helps", sentence(error.hint)))
+        fields.append(field("What helps", capitalized(error.hint)))
     return fields
 
 
@@ -68,7 +68,7 @@ def figures(job: SinkJob, row: MetricRow | None) -> list[EmbedField]:
     if job.last_evaluation is not None and job.last_evaluation.metrics:
         verdict = job.last_evaluation.verdict
         fields += [] if verdict is None else [field("Quality", verdict.text)]
-        fields.append(field("Metrics", sentence(job.last_evaluation.metrics_text)))
+        fields.append(field("Metrics", capitalized(job.last_evaluation.metrics_text)))
     if row is not None:
         fields += [
             field("Rows per second", format_number(row.rows_per_s, 3), inline=True),
@@ -90,12 +90,12 @@ def links(job: SinkJob) -> list[EmbedField]:
 
 def time_needed(job: SinkJob) -> list[EmbedField]:
     """As planned: what counts until something was measured."""
-    return [field("Time needed", sentence(job.time))] if job.time else []
+    return [field("Time needed", capitalized(job.time))] if job.time else []
 
 
 def memory_needed(fact: JobPrepared) -> list[EmbedField]:
     """As planned for the longest rows that there are."""
-    return [field("Memory needed", sentence(fact.memory.text))] if fact.memory else []
+    return [field("Memory needed", capitalized(fact.memory.text))] if fact.memory else []
 
 
 def _speed(row: MetricRow) -> list[EmbedField]:
@@ -187,10 +187,11 @@ def ended(job: SinkJob, event: Event, fact: AttemptEnded, remarks: Sequence[str]
 
 def planned(job: SinkJob, event: Event, fact: JobPrepared) -> Payload:
     """All rows are counted: what the run will need, before anyone has waited for it."""
-    limit = f", {words}" if (words := limit_words(fact.limited_by)) else ""
-    ready = f"Ready to train: {fact.steps:,} steps{limit}" if fact.steps else "Ready to be evaluated"
+    ready = (
+        f"Ready to train: {fact.steps:,} steps{limit_text(fact.limited_by)}" if fact.steps else "Ready to be evaluated"
+    )
     text = f"{ready}. The job waits for its GPU."
-    embed = _embed(job, f"{job.submitted.name}: planned", QUIET, text, event)
+    embed = _embed(job, f"{job.submitted.name}: {fact.title}", QUIET, text, event)
     embed["fields"] = time_needed(job) + memory_needed(fact)
     return _payload(embed)
 
@@ -204,7 +205,7 @@ def retry(job: SinkJob, event: Event, fact: JobQueued, ended: AttemptEnded) -> P
     if ended.error:
         embed["fields"] = [field("What happened", code(cut(ended.error.message, MESSAGE_TEXT)))]
         if ended.error.hint:
-            embed["fields"].append(field("What helps", sentence(ended.error.hint)))
+            embed["fields"].append(field("What helps", capitalized(ended.error.hint)))
     return _payload(embed)
 
 
@@ -221,32 +222,22 @@ def next_attempt(job: SinkJob, fact: JobQueued) -> str:
 def no_gpu(job: SinkJob, event: Event, fact: DeviceWaiting) -> Payload:
     """The job is ready, but its worker lost the GPU, or no train worker has one that it can use."""
     text = "It starts as soon as a train worker has a usable GPU."
-    embed = _embed(job, f"{job.submitted.name}: waits for a GPU", WARNING, text, event)
+    embed = _embed(job, f"{job.submitted.name}: {fact.title}", WARNING, text, event)
     embed["fields"] = [field("What the workers say", code(cut(fact.message, MESSAGE_TEXT)))]
     return _payload(embed)
 
 
 def gpu_again(job: SinkJob, event: Event, fact: DeviceWaiting) -> Payload:
     """What the message before it called a person for is over."""
-    return _payload(_embed(job, f"{job.submitted.name}: waits for its turn", QUIET, sentence(fact.message), event))
+    return _payload(_embed(job, f"{job.submitted.name}: {fact.title}", QUIET, capitalized(fact.message), event))
 
 
 def out_of_memory(job: SinkJob, event: Event, fact: OomRecovered) -> Payload:
     """Memory ran out in a step, and nothing was lost."""
     how = "in smaller pieces" if fact.micro_batch_after < fact.micro_batch_before else "as it was"
     text = f"The step was repeated {how}: nothing was lost, rows and order are unchanged."
-    embed = _embed(job, f"{job.submitted.name}: out of memory, recovered", WARNING, text, event)
-    fields = [
-        field("Step", f"{fact.step:,}", inline=True),
-        field("Micro-batch", micro_batches(fact), inline=True),
-        field("Time lost", format_duration(fact.milliseconds_lost / 1000), inline=True),
-    ]
-    if fact.cause is not None:
-        fields.append(field("Cause", SHORTAGES[fact.cause], inline=True))
-    if fact.bucket is not None:
-        fields.append(field("Length bucket", fact.bucket, inline=True))
-    if sizes := shortage_sizes(fact):
-        fields.append(field("Memory", sizes))
+    embed = _embed(job, f"{job.submitted.name}: {fact.title}", WARNING, text, event)
+    fields = [field(name, value, inline=name != "Memory") for name, value in fact.details.items()]
     embed["fields"] = [*fields, field("What happened", code(cut(fact.message, MESSAGE_TEXT)))]
     return _payload(embed)
 
@@ -254,9 +245,8 @@ def out_of_memory(job: SinkJob, event: Event, fact: OomRecovered) -> Payload:
 def disk_low(job: SinkJob, event: Event, fact: DiskLow) -> Payload:
     """A checkpoint was skipped for want of room."""
     text = f"The checkpoint at step {fact.step:,} was skipped; training continues. The next one needs more free room."
-    embed = _embed(job, f"{job.submitted.name}: the disk is nearly full", WARNING, text, event)
-    free, needed = bytes_alike(fact.free_bytes, fact.needed_bytes)
-    embed["fields"] = [field("Free", free, inline=True), field("Needed", needed, inline=True)]
+    embed = _embed(job, f"{job.submitted.name}: {fact.title}", WARNING, text, event)
+    embed["fields"] = [field(name, value, inline=True) for name, value in fact.details.items()]
     return _payload(embed)
 
 
@@ -267,15 +257,14 @@ def succeeded(job: SinkJob, event: Event, fact: JobSucceeded, picture: str | Non
         text = "The model is evaluated."
     if fact.reason is Reason.EARLY_STOPPED:
         text = f"{fact.reason.headline}: {fact.reason.sentence}. {text}"
-    headline = None if fact.verdict is None else fact.verdict.headline
     colour = WARNING if fact.verdict is not None and fact.verdict.warns else GOOD
-    embed = _embed(job, f"{job.submitted.name}: {f'done, {headline}' if headline else 'done'}", colour, text, event)
+    embed = _embed(job, f"{job.submitted.name}: {fact.title}", colour, text, event)
     of = f" of {job.steps:,}" if job.steps else ""
     trained = [
         field("Validation loss", change(fact.first_loss, fact.loss), inline=True),
         field("Kept step", f"{fact.step:,}{of}", inline=True),
     ]
-    evaluated = [field(sentence(name), text, inline=True) for name, text in fact.measured.items()]
+    evaluated = [field(capitalized(name), text, inline=True) for name, text in fact.measured.items()]
     embed["fields"] = [
         *([field("Quality", fact.verdict.text)] if fact.verdict is not None else []),
         *(trained if fact.model else evaluated),
@@ -310,18 +299,24 @@ def cancelled(job: SinkJob, event: Event, fact: JobCancelled) -> Payload:
         if fact.checkpoint
         else "There was no checkpoint to keep."
     )
-    return _payload(_embed(job, f"{job.submitted.name}: cancelled", QUIET, kept, event))
+    return _payload(_embed(job, f"{job.submitted.name}: {fact.title}", QUIET, kept, event))
 
 
 def paused(job: SinkJob, event: Event, fact: JobPaused) -> Payload:
     """The job rests: a user wants that, or it cannot continue by itself."""
     if fact.error is not None:
-        embed = _embed(job, f"{job.submitted.name}: paused", BAD, code(cut(fact.error.message, MESSAGE_TEXT)), event)
+        embed = _embed(
+            job, f"{job.submitted.name}: {fact.title}", BAD, code(cut(fact.error.message, MESSAGE_TEXT)), event
+        )
         embed["fields"] = fault_fields(fact.error)
         return _payload(embed)
     return _payload(
         _embed(
-            job, f"{job.submitted.name}: paused", QUIET, f"It waits until somebody resumes it. {_begins(job)}", event
+            job,
+            f"{job.submitted.name}: {fact.title}",
+            QUIET,
+            f"It waits until somebody resumes it. {_begins(job)}",
+            event,
         )
     )
 
@@ -339,7 +334,7 @@ def repaired(job: SinkJob, event: Event, fact: JobRepaired) -> Payload:
     """What may have been sent events of the events that are lost counts no more."""
     lines = f"The last {fact.lines_lost:,} lines" if fact.lines_lost > 1 else "The last line"
     text = f"{lines} of its events could not be read. The job is in the state after event {event.number - 1}."
-    return _payload(_embed(job, f"{job.submitted.name}: repaired", WARNING, text, event))
+    return _payload(_embed(job, f"{job.submitted.name}: {fact.title}", WARNING, text, event))
 
 
 def started_note(fact: AttemptStarted) -> str:

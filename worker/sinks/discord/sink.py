@@ -40,14 +40,13 @@ from jobs.events import (
 )  # fmt: skip
 from jobs.metrics import MetricRow
 from jobs.sweeps.spec import SweepSpec
-from jobs.text.units import format_parameters
+from jobs.text.units import capitalized, format_parameters
 from worker.sinks.base import DONE, Disabled, Later, Outcome, SinkJob, SinkSettings, SinkSweep
 from worker.sinks.curve import FILE_NAME, draw_job
 from worker.sinks.discord import embeds, sweeps
 from worker.sinks.discord.edited_message import DAY_S, EditedMessage, MessageNotes, Picture
 from worker.sinks.discord.limits import FILE_BYTES, DiscordOptions, Payload
 from worker.sinks.discord.webhook import GoneFile, Webhook, WebhookRejected
-from worker.sinks.wording import sentence
 
 EDIT_EVERY_S = 15.0
 RING_AGAIN_S, RING_FACTOR = 4 * DAY_S, 4
@@ -190,7 +189,7 @@ class DiscordSink:
             case DeviceWaiting() as fact if _notes(job).get("over", True):  # no attempt has begun: nobody has a GPU
                 return self._wait(job, embeds.no_gpu(job, event, fact))
             case DeviceWaiting() as fact:
-                return self._edit(job, sentence(fact.message), event)
+                return self._edit(job, capitalized(fact.message), event)
             case OomRecovered() as fact:
                 return self._count("ooms", job, embeds.out_of_memory(job, event, fact))
             case DiskLow() as fact:

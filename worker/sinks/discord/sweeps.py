@@ -12,13 +12,13 @@ from typing import cast
 
 from jobs.sweeps.record import SweepRecord, SweepStatus, TrialRecord
 from jobs.sweeps.spec import SweepSpec
-from jobs.text.units import format_share
+from jobs.text.units import capitalized, format_share
 from worker.sinks.base import DONE, Later, Outcome, SinkSweep
 from worker.sinks.discord.edited_message import EditedMessage, MessageNotes
 from worker.sinks.discord.embeds import BAD, GOOD, QUIET, RUNNING, fault_fields, field, time_text
 from worker.sinks.discord.limits import DiscordOptions, Embed, EmbedField, Payload, cut, fit
 from worker.sinks.discord.webhook import Webhook
-from worker.sinks.wording import bar, code, sentence
+from worker.sinks.wording import bar, code
 
 ENDINGS = {
     "done": "All trials have ended.",
@@ -96,7 +96,7 @@ def sweep_payload(spec: SweepSpec, record: SweepRecord, options: DiscordOptions)
 
 def _best(spec: SweepSpec, best: TrialRecord, options: DiscordOptions, *, ended: bool) -> list[EmbedField]:
     assert best.value is not None, "the best trial has a value"
-    figure = f"{sentence(spec.by.words)} {spec.by.figure(best.value)}"
+    figure = f"{capitalized(spec.by.words)} {spec.by.figure(best.value)}"
     settings = "\n".join(f"{key} = {json.dumps(value)}" for key, value in best.settings.items())
     fields = [
         field("Best trial" if ended else "Best so far", f"{figure} (trial {best.number})", inline=True),

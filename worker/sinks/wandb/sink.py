@@ -112,8 +112,7 @@ def alert(event: Event, job: SinkJob) -> AlertRequest | None:
     match event.fact:
         case JobFailed(error=error) | JobPaused(error=Fault() as error):
             hint = f"\n{error.hint}" if error.hint else ""
-            what = event.type.removeprefix("job.")
-            return _alert(job, what, f"{error.code}: {error.message}{hint}", "ERROR")
+            return _alert(job, event.fact.title, f"{error.code}: {error.message}{hint}", "ERROR")
         case JobQueued() if job.failed_attempt is not None:
             ended = job.failed_attempt
             why = f": {ended.error.message}" if ended.error else ""
@@ -121,7 +120,7 @@ def alert(event: Event, job: SinkJob) -> AlertRequest | None:
             return _alert(job, f"attempt {event.attempt} failed, trying again", text, "WARN")
         case OomRecovered() as fact:
             text = f"Nothing was lost at step {fact.step:,}. {shortage(fact)}. {fact.message}"
-            return _alert(job, "out of memory, recovered", text, "WARN")
+            return _alert(job, fact.title, text, "WARN")
         case _:
             return None
 
