@@ -145,14 +145,23 @@ class Recovering(StoreUnavailable):
 
 
 class StageError(LonghaulError):
-    """Ends a trainer process. `code` is finer than `reason`: it names the guard or the defect; users search for it."""
+    """Ends a trainer process. `code` is finer than `reason`: it names the guard or the defect; users search for it. A
+    class of its own has what is caught, or raised in several places."""
 
-    reason: ClassVar[Reason]
+    reason: Reason
 
     def __init__(
-        self, message: str, *, code: str | None = None, hint: str | None = None, param: str | None = None
+        self,
+        message: str,
+        *,
+        reason: Reason | None = None,
+        code: str | None = None,
+        hint: str | None = None,
+        param: str | None = None,
     ) -> None:
+        """`reason`: only where the class has none."""
         super().__init__(message)
+        self.reason = reason or self.reason
         self.detail_code = code or self.reason.value
         self.hint = hint or self.reason.hint
         self.param = param

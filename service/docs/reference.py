@@ -101,7 +101,7 @@ def _events() -> Iterator[str]:
 
 def _errors() -> Iterator[str]:
     yield "# Reasons and error codes"
-    yield "\n[Troubleshooting](../troubleshooting.md) says what to do about each reason. What is wrong with a job, an"
+    yield "\n[Troubleshooting](../troubleshooting.md) says more of what to do. What is wrong with a job, an"
     yield "export or an upload has a `code` as well, with a message and mostly a hint: those codes are not listed."
     yield "\n## How an attempt ends\n\n`reason` of `attempt.ended`.\n"
     yield from _table(

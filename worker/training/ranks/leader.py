@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -80,10 +81,8 @@ class RankProcess:
         end = last_line(self.file)
         if end is not None and end.error is not None:
             kinds = {kind.reason: kind for kind in StageError.__subclasses__()}
-            fault = end.error
-            return kinds[end.reason](
-                f"rank {self.rank} ({self.device}): {fault.message}", code=fault.code, hint=fault.hint
-            )
+            kind, fault = kinds.get(end.reason, partial(StageError, reason=end.reason)), end.error
+            return kind(f"rank {self.rank} ({self.device}): {fault.message}", code=fault.code, hint=fault.hint)
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         return RankLost(f"rank {self.rank} ({self.device}) {how}; what it wrote is in the trainer's log")
 
