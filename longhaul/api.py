@@ -9,7 +9,7 @@ with Longhaul("http://127.0.0.1:8000") as longhaul:
         print(event["message"])
     longhaul.download(job["id"], "model", to="my-model")
 
-Answers are the service's own (docs/openapi.json), typed in `longhaul.answers`. Raises ApiError when it refuses,
+Answers are the service's own (docs/openapi.json), typed in `jobs.answers`. Raises ApiError when it refuses,
 Unreachable when there is no answer.
 """
 
@@ -21,28 +21,30 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from longhaul import follow, transfer, trying
-from longhaul.answers import (
-    CheckpointDict,
-    DatasetDetailDict,
-    DatasetDict,
-    DeletedDatasetDict,
-    DeletedJobDict,
-    DeletedSweepDict,
-    EventDict,
-    ExportDict,
-    GenerationDict,
-    JobDict,
+from jobs.answers import (
+    Checkpoint,
+    Dataset,
+    DatasetDetail,
+    DeletedDataset,
+    DeletedJob,
+    DeletedSweep,
+    Export,
+    ExportList,
+    Generation,
+    Job,
+    JobList,
     JsonObject,
-    MetricDict,
-    PageDict,
-    PushDict,
-    RepairedDict,
-    RunFileDict,
-    SweepDict,
-    TrialDict,
-    WorkersDict,
+    MetricList,
+    Push,
+    Repaired,
+    RunFile,
+    ShownEvent,
+    Sweep,
+    Trial,
+    TrialList,
+    WorkerList,
 )
+from longhaul import follow, transfer, trying
 from longhaul.connection import DEFAULT_URL, ApiError, Connection, Unreachable, part
 from longhaul.transfer import Progress
 
@@ -89,9 +91,9 @@ class Longhaul:
 
     # -- jobs ----------------------------------------------------------------------------------------------------------
 
-    def submit(self, job: Mapping[str, Any], *, idempotency_key: str | None = None, dry_run: bool = False) -> JobDict:
+    def submit(self, job: Mapping[str, Any], *, idempotency_key: str | None = None, dry_run: bool = False) -> Job:
         """A new job. Sent again when the answer is lost: a key of its own sees to it that it stays one job."""
-        return self._made(JobDict, "/jobs", job, idempotency_key, dry_run=dry_run)
+        return self._made(Job, "/jobs", job, idempotency_key, dry_run=dry_run)
 
     def clone(
         self,
@@ -100,9 +102,9 @@ class Longhaul:
         *,
         idempotency_key: str | None = None,
         dry_run: bool = False,
-    ) -> JobDict:
+    ) -> Job:
         """A new job with that one's specification, changed by a JSON merge patch (RFC 7396: null removes a key)."""
-        return self._made(JobDict, f"/jobs/{part(job)}/clone", changes, idempotency_key, dry_run=dry_run)
+        return self._made(Job, f"/jobs/{part(job)}/clone", changes, idempotency_key, dry_run=dry_run)
 
     def _made(
         self, kind: type[Item], path: str, body: Mapping[str, Any], key: str | None, *, dry_run: bool = False
@@ -111,9 +113,9 @@ class Longhaul:
         params = {"dry_run": "true"} if dry_run else {}
         return self._connection.json(kind, "POST", path, json=body, headers=headers, params=params, repeatable=True)
 
-    def get(self, job: str) -> JobDict:
+    def get(self, job: str) -> Job:
         """One job."""
-        return self._connection.json(JobDict, "GET", f"/jobs/{part(job)}")
+        return self._connection.json(Job, "GET", f"/jobs/{part(job)}")
 
     def list(
         self,
@@ -126,7 +128,7 @@ class Longhaul:
         dry_runs: bool = False,
         sweep: str | None = None,
         trials: bool = False,
-    ) -> PageDict[JobDict]:
+    ) -> JobList:
         """A page of jobs in one of these states with all these labels, newest first: `data`, `has_more`, `last_id`.
 
         `dry_run`: only dry runs, or only others; `dry_runs`: dry runs, too. `sweep`: only trials of this sweep;
@@ -135,7 +137,7 @@ class Longhaul:
         labels = {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
         given = {"after": after, "limit": limit, "status": status, "dry_run": _boolean(dry_run), **labels}
         given |= {"dry_runs": _boolean(dry_runs), "sweep": sweep, "trials": _boolean(trials)}
-        return self._connection.json(PageDict[JobDict], "GET", "/jobs", params=given)
+        return self._connection.json(JobList, "GET", "/jobs", params=given)
 
     def all(
         self,
@@ -143,52 +145,52 @@ class Longhaul:
         status: str | Sequence[str] | None = None,
         metadata: Mapping[str, str] | None = None,
         dry_runs: bool = False,
-    ) -> Iterator[JobDict]:
+    ) -> Iterator[Job]:
         """Every job that `list` would show, page after page."""
         labels = {f"metadata[{key}]": value for key, value in (metadata or {}).items()}
-        return self._walk(JobDict, "/jobs", limit=PAGE, status=status, dry_runs=_boolean(dry_runs), **labels)
+        return self._walk(Job, "/jobs", limit=PAGE, status=status, dry_runs=_boolean(dry_runs), **labels)
 
     def _walk(self, kind: type[Item], path: str, **given: Any) -> Iterator[Item]:
         """The items of a list, page after page."""
         while True:
-            page: PageDict[Item] = self._connection.json(PageDict, "GET", path, params=given)
+            page = self._connection.json(JsonObject, "GET", path, params=given)
             yield from page["data"]
             if not page["has_more"]:
                 return
             given["after"] = page["last_id"]
 
-    def set_priority(self, job: str, priority: int) -> JobDict:
+    def set_priority(self, job: str, priority: int) -> Job:
         """Higher runs first; −100 to 100."""
         wanted = {"priority": priority}
-        return self._connection.json(JobDict, "PATCH", f"/jobs/{part(job)}", json=wanted, repeatable=True)
+        return self._connection.json(Job, "PATCH", f"/jobs/{part(job)}", json=wanted, repeatable=True)
 
-    def cancel(self, job: str) -> JobDict:
+    def cancel(self, job: str) -> Job:
         """Stop for good."""
-        return self._connection.json(JobDict, "POST", f"/jobs/{part(job)}/cancel")
+        return self._connection.json(Job, "POST", f"/jobs/{part(job)}/cancel")
 
-    def pause(self, job: str) -> JobDict:
+    def pause(self, job: str) -> Job:
         """Give the GPU back until resumed."""
-        return self._connection.json(JobDict, "POST", f"/jobs/{part(job)}/pause")
+        return self._connection.json(Job, "POST", f"/jobs/{part(job)}/pause")
 
-    def resume(self, job: str, *, from_scratch: bool = False) -> JobDict:
+    def resume(self, job: str, *, from_scratch: bool = False) -> Job:
         """Go on from the newest checkpoint; or begin again at step 0, which removes every checkpoint of the job."""
-        return self._connection.json(JobDict, "POST", f"/jobs/{part(job)}/resume", json={"from_scratch": from_scratch})
+        return self._connection.json(Job, "POST", f"/jobs/{part(job)}/resume", json={"from_scratch": from_scratch})
 
-    def repair(self, job: str) -> RepairedDict:
+    def repair(self, job: str) -> Repaired:
         """Cut a damaged job back to its last whole event, after a backup: `message`, `backups`, and the `job`."""
-        return self._connection.json(RepairedDict, "POST", f"/jobs/{part(job)}/repair")
+        return self._connection.json(Repaired, "POST", f"/jobs/{part(job)}/repair")
 
-    def delete(self, job: str) -> DeletedJobDict:
+    def delete(self, job: str) -> DeletedJob:
         """Remove an ended or damaged job with its run directory: model, checkpoints and all."""
-        return self._connection.json(DeletedJobDict, "DELETE", f"/jobs/{part(job)}")
+        return self._connection.json(DeletedJob, "DELETE", f"/jobs/{part(job)}")
 
     # -- what happened -------------------------------------------------------------------------------------------------
 
-    def past_events(self, job: str, *, after: int = 0) -> Iterator[EventDict]:
+    def past_events(self, job: str, *, after: int = 0) -> Iterator[ShownEvent]:
         """Events above number `after` that have happened until now."""
-        return self._walk(EventDict, f"/jobs/{part(job)}/events", after=after, limit=1000)
+        return self._walk(ShownEvent, f"/jobs/{part(job)}/events", after=after, limit=1000)
 
-    def events(self, job: str, *, after: int = 0, on_trouble: Callable[[str], None] = _quiet) -> Iterator[EventDict]:
+    def events(self, job: str, *, after: int = 0, on_trouble: Callable[[str], None] = _quiet) -> Iterator[ShownEvent]:
         """Events above number `after`, live, to the job's last. Connects again, for ever, when the service goes away.
 
         `on_trouble` is told once per outage. Raises ApiError when the service refuses (no such job, wrong key),
@@ -204,7 +206,7 @@ class Longhaul:
         fields: Sequence[str] | None = None,
         after_step: int | None = None,
         limit: int | None = None,
-    ) -> PageDict[MetricDict]:
+    ) -> MetricList:
         """Rows in order of step: a page of those above `after_step`; or at most `points`, each the mean of its stretch.
 
         With points, `fields` says which ones.
@@ -215,7 +217,7 @@ class Longhaul:
             "after_step": after_step,
             "limit": limit,
         }
-        return self._connection.json(PageDict[MetricDict], "GET", f"/jobs/{part(job)}/metrics", params=given)
+        return self._connection.json(MetricList, "GET", f"/jobs/{part(job)}/metrics", params=given)
 
     def logs(self, job: str, *, tail: int = 200, offset: int | None = None) -> tuple[str, int]:
         """The end of the trainer's log, or what follows byte `offset`; and the offset to resume from."""
@@ -245,13 +247,13 @@ class Longhaul:
 
     # -- results -------------------------------------------------------------------------------------------------------
 
-    def checkpoints(self, job: str) -> Iterator[CheckpointDict]:
+    def checkpoints(self, job: str) -> Iterator[Checkpoint]:
         """Its complete checkpoints, newest first, with their validation losses."""
-        return self._walk(CheckpointDict, f"/jobs/{part(job)}/checkpoints")
+        return self._walk(Checkpoint, f"/jobs/{part(job)}/checkpoints")
 
-    def files(self, job: str) -> Iterator[RunFileDict]:
+    def files(self, job: str) -> Iterator[RunFile]:
         """The files of its run directory in order of path: `path`, `bytes`, `modified_at`."""
-        return self._walk(RunFileDict, f"/jobs/{part(job)}/files")
+        return self._walk(RunFile, f"/jobs/{part(job)}/files")
 
     def report(self, job: str) -> bytes:
         """One HTML page that needs no network: the job as it is now, for keeping and sending."""
@@ -278,7 +280,7 @@ class Longhaul:
 
     def generate(
         self, job: str, body: Mapping[str, Any], *, on_part: Callable[[str, Mapping[str, Any]], object] = _quiet
-    ) -> GenerationDict:
+    ) -> Generation:
         """Let its model answer, such as `{"input": "Peach Ice Cream"}`; schema `GenerateBody` has all keys.
 
         `on_part` is called with (type, data) of the parts as they come: `waiting`, `loading`, `loaded`, `text` (a piece
@@ -286,72 +288,70 @@ class Longhaul:
         """
         return trying.generate(self._connection, job, body, on_part)
 
-    def exports(self, job: str) -> Sequence[ExportDict]:
+    def exports(self, job: str) -> Sequence[Export]:
         """Formats that are there, complete and verified, and what was asked for in the last minutes."""
-        return self._connection.json(PageDict[ExportDict], "GET", f"/jobs/{part(job)}/exports")["data"]
+        return self._connection.json(ExportList, "GET", f"/jobs/{part(job)}/exports")["data"]
 
-    def export(self, job: str, format: str, *, dtype: str | None = None) -> ExportDict:
+    def export(self, job: str, format: str, *, dtype: str | None = None) -> Export:
         """Have its model written as `merged`, `adapter`, `ctranslate2` or `gguf`. Follow it with `exports`, then
         `download` its `path`. `dtype` None: the type of the model, where the format has it.
         """
         body = {"format": format, "dtype": dtype}
-        return self._connection.json(ExportDict, "POST", f"/jobs/{part(job)}/exports", json=body, repeatable=True)
+        return self._connection.json(Export, "POST", f"/jobs/{part(job)}/exports", json=body, repeatable=True)
 
     def cancel_export(self, job: str, format: str) -> None:
         """End an export that waits or is being made; a complete one of that format stays."""
-        self._connection.json(PageDict[ExportDict], "DELETE", f"/jobs/{part(job)}/exports/{part(format)}")
+        self._connection.json(ExportList, "DELETE", f"/jobs/{part(job)}/exports/{part(format)}")
 
-    def push(
-        self, job: str, repository: str, *, license: str, public: bool = False, export: str | None = None
-    ) -> PushDict:
+    def push(self, job: str, repository: str, *, license: str, public: bool = False, export: str | None = None) -> Push:
         """Have its model, or an export of it, uploaded to the hub as `org/name`. Follow it with `pushed`."""
         body = {"repository": repository, "license": license, "public": public, "export": export}
-        return self._connection.json(PushDict, "POST", f"/jobs/{part(job)}/push", json=body, repeatable=True)
+        return self._connection.json(Push, "POST", f"/jobs/{part(job)}/push", json=body, repeatable=True)
 
-    def pushed(self, job: str) -> PushDict:
+    def pushed(self, job: str) -> Push:
         """The newest upload. ApiError `no_push` where there was none in the last minutes."""
-        return self._connection.json(PushDict, "GET", f"/jobs/{part(job)}/push")
+        return self._connection.json(Push, "GET", f"/jobs/{part(job)}/push")
 
     # -- sweeps --------------------------------------------------------------------------------------------------------
 
-    def submit_sweep(self, sweep: Mapping[str, Any], *, idempotency_key: str | None = None) -> SweepDict:
+    def submit_sweep(self, sweep: Mapping[str, Any], *, idempotency_key: str | None = None) -> Sweep:
         """A new sweep, `{"job": {…}, "space": {…}}`. Sent again when the answer is lost, and still one sweep."""
-        return self._made(SweepDict, "/sweeps", sweep, idempotency_key)
+        return self._made(Sweep, "/sweeps", sweep, idempotency_key)
 
-    def sweeps(self) -> Iterator[SweepDict]:
+    def sweeps(self) -> Iterator[Sweep]:
         """All sweeps, newest first."""
-        return self._walk(SweepDict, "/sweeps", limit=PAGE)
+        return self._walk(Sweep, "/sweeps", limit=PAGE)
 
-    def sweep(self, sweep: str) -> SweepDict:
+    def sweep(self, sweep: str) -> Sweep:
         """One sweep, with its best trial so far."""
-        return self._connection.json(SweepDict, "GET", f"/sweeps/{part(sweep)}")
+        return self._connection.json(Sweep, "GET", f"/sweeps/{part(sweep)}")
 
-    def sweep_trials(self, sweep: str) -> Sequence[TrialDict]:
+    def sweep_trials(self, sweep: str) -> Sequence[Trial]:
         """All its trials, by number."""
-        return self._connection.json(PageDict[TrialDict], "GET", f"/sweeps/{part(sweep)}/trials")["data"]
+        return self._connection.json(TrialList, "GET", f"/sweeps/{part(sweep)}/trials")["data"]
 
     def sweep_csv(self, sweep: str) -> str:
         """All its trials as CSV, with a column for each parameter."""
         return self._connection.answer("GET", f"/sweeps/{part(sweep)}/trials.csv").content.decode()
 
-    def cancel_sweep(self, sweep: str) -> SweepDict:
+    def cancel_sweep(self, sweep: str) -> Sweep:
         """No more trials; those that are open are cancelled."""
-        return self._connection.json(SweepDict, "POST", f"/sweeps/{part(sweep)}/cancel")
+        return self._connection.json(Sweep, "POST", f"/sweeps/{part(sweep)}/cancel")
 
     def repeat_trial(
         self, sweep: str, *, trial: int | None = None, seeds: int = 5, idempotency_key: str | None = None
-    ) -> SweepDict:
+    ) -> Sweep:
         """A new sweep that trains one trial, the best where none is named, with so many other seeds."""
         body = {"trial": trial, "seeds": seeds}
-        return self._made(SweepDict, f"/sweeps/{part(sweep)}/repeat", body, idempotency_key)
+        return self._made(Sweep, f"/sweeps/{part(sweep)}/repeat", body, idempotency_key)
 
-    def delete_sweep(self, sweep: str) -> DeletedSweepDict:
+    def delete_sweep(self, sweep: str) -> DeletedSweep:
         """Remove an ended sweep and the jobs of its trials, with their models and checkpoints."""
-        return self._connection.json(DeletedSweepDict, "DELETE", f"/sweeps/{part(sweep)}")
+        return self._connection.json(DeletedSweep, "DELETE", f"/sweeps/{part(sweep)}")
 
     # -- data sets -----------------------------------------------------------------------------------------------------
 
-    def upload(self, file: str | Path, name: str | None = None, *, on_progress: Progress = _quiet) -> DatasetDict:
+    def upload(self, file: str | Path, name: str | None = None, *, on_progress: Progress = _quiet) -> Dataset:
         """Make a file of rows a data set (by its own name, unless another is given): a job names it `dataset:<name>`.
 
         Streamed, with a checksum. `on_progress` is called with (bytes done, bytes in all). ApiError 409 when other
@@ -360,23 +360,23 @@ class Longhaul:
         file = Path(file)
         return transfer.upload(self._connection, name or file.name, file, transfer.sha256_of(file), on_progress)
 
-    def datasets(self) -> Iterator[DatasetDict]:
+    def datasets(self) -> Iterator[Dataset]:
         """All data sets, in order of name."""
-        return self._walk(DatasetDict, "/datasets")
+        return self._walk(Dataset, "/datasets")
 
-    def dataset(self, name: str) -> DatasetDetailDict:
+    def dataset(self, name: str) -> DatasetDetail:
         """One, with what the newest job that read it found in it."""
-        return self._connection.json(DatasetDetailDict, "GET", f"/datasets/{part(name)}")
+        return self._connection.json(DatasetDetail, "GET", f"/datasets/{part(name)}")
 
-    def delete_dataset(self, name: str) -> DeletedDatasetDict:
+    def delete_dataset(self, name: str) -> DeletedDataset:
         """Remove it. ApiError 409 while an open job names it."""
-        return self._connection.json(DeletedDatasetDict, "DELETE", f"/datasets/{part(name)}")
+        return self._connection.json(DeletedDataset, "DELETE", f"/datasets/{part(name)}")
 
     # -- the service ---------------------------------------------------------------------------------------------------
 
-    def workers(self) -> WorkersDict:
+    def workers(self) -> WorkerList:
         """Workers heard of in the last minute."""
-        return self._connection.json(WorkersDict, "GET", "/workers")
+        return self._connection.json(WorkerList, "GET", "/workers")
 
     def ready(self) -> bool:
         """Whether the service and its Redis answer now."""

@@ -18,9 +18,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from jobs.answers import Job, JsonObject
 from jobs.events import EvaluationFinished
 from jobs.text.units import format_duration, format_figure, format_share
-from longhaul.answers import JobDict, JsonObject
 from longhaul.api import ApiError, Longhaul, Unreachable
 from longhaul.children import ROOT, ChildProcess, python
 from longhaul.jobfile import BadInput
@@ -127,7 +127,7 @@ def _cancel_leftovers(api: Longhaul) -> None:
                 raise
 
 
-def _report(console: Console, job: JobDict, evaluations: list[EvaluationFinished], home: Path) -> int:
+def _report(console: Console, job: Job, evaluations: list[EvaluationFinished], home: Path) -> int:
     def say(line: str, style: str = "") -> None:
         console.print(Text(line, style=style), soft_wrap=True)
 

@@ -11,8 +11,8 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.segment import Segment
 
+from jobs.answers import Job
 from jobs.text.units import format_bytes, format_duration, format_figure, printable
-from longhaul.answers import JobDict
 
 # -- terminal ----------------------------------------------------------------------------------------------------------
 # The terminal, on which no text from elsewhere can do anything but be read.
@@ -61,13 +61,13 @@ def clock(at: float) -> str:
     return time.strftime("%H:%M:%S" if today else "%d %b %H:%M", then)
 
 
-def memory_needed(job: JobDict) -> str | None:
+def memory_needed(job: Job) -> str | None:
     """What a job needs of memory, as planned; None before check, and in jobs of earlier versions."""
     planned = job["plan"].get("memory")
     return planned["text"] if planned else None
 
 
-def time_needed(job: JobDict) -> str | None:
+def time_needed(job: Job) -> str | None:
     """What a job needs on its GPU, as planned before anything was measured; None when nothing is known of a GPU."""
     planned = job["plan"].get("time")
     return planned["text"] if planned else None

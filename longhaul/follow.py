@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import requests
 
+from jobs.answers import Job, ShownEvent
 from jobs.state import Status, is_open
-from longhaul.answers import EventDict, JobDict
 from longhaul.connection import ApiError, Connection, RetryPolicy, Unreachable, part
 
 SILENCE_S = 60.0
@@ -19,7 +19,7 @@ LAST_EVENTS = frozenset(f"job.{status}" for status in Status if status.terminal)
 
 def follow_events(
     connection: Connection, job: str, *, after: int, on_trouble: Callable[[str], None]
-) -> Iterator[EventDict]:
+) -> Iterator[ShownEvent]:
     """Events above number `after`, to the job's last. Raises Unreachable when nobody answers to begin with."""
     address, patience = f"/jobs/{part(job)}", RetryPolicy(on_trouble)
     connection.answer("GET", address)
@@ -55,7 +55,7 @@ def follow_log(connection: Connection, job: str, *, tail: int, on_trouble: Calla
     while True:
         try:
             # Asked first: what was written until then is read below.
-            ended = not is_open(connection.json(JobDict, "GET", address)["status"])
+            ended = not is_open(connection.json(Job, "GET", address)["status"])
             before = None
             while place != before:
                 page = connection.answer("GET", f"{address}/logs", params=place)
@@ -84,7 +84,7 @@ def _until_lost(answer: requests.Response) -> Iterator[bytes]:
         return
 
 
-def _frames(answer: requests.Response) -> Iterator[EventDict]:
+def _frames(answer: requests.Response) -> Iterator[ShownEvent]:
     """Parsed `data` of each event. Lines as bytes: text would be split at every Unicode line separator, too."""
     for line in answer.iter_lines(chunk_size=None):
         if line.startswith(b"data:"):

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from jobs.answers import JsonObject
 from jobs.data_names import DATA_SUFFIXES, data_format, hub_data, uploaded_name, workbook_suffix
 from jobs.spec import NOT_IN_NAMES, JobSpec
 from jobs.text.schemas import part, values
 from jobs.wrong_spec import json_mistake
-from longhaul.answers import JsonObject
 from longhaul.api import ApiError, Longhaul
 from longhaul.connection import is_loopback
 from longhaul.figures import size

@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from jobs.answers import Job, JsonObject
 from jobs.memory_plan import MemoryPlan, layers
 from jobs.plan import Plan
 from jobs.preview import DataPreview
 from jobs.spec import JobSpec
 from jobs.text.units import bytes_alike, format_bytes, format_duration
-from longhaul.answers import JobDict, JsonObject
 from longhaul.api import ApiError, Longhaul
 from longhaul.jobfile import apply_changes
 from longhaul.preview import print_preview
@@ -42,7 +42,7 @@ _TRIED = (
 class DryRun:
     """A dry run that has ended."""
 
-    job: JobDict
+    job: Job
     plan: Plan | None
     """None: the job was rejected."""
     preview: DataPreview | None
@@ -53,7 +53,7 @@ def can_check(api: Longhaul) -> bool:
     return any(worker["stage"] == "check" and worker["healthy"] for worker in api.workers()["data"])
 
 
-def dry_run(api: Longhaul, make: Callable[..., JobDict], console: Console) -> DryRun:
+def dry_run(api: Longhaul, make: Callable[..., Job], console: Console) -> DryRun:
     """Check a job, to the end of the check; Ctrl-C cancels it. `make` submits or clones it.
 
     Raises ApiError, Unreachable.
@@ -74,7 +74,7 @@ def dry_run(api: Longhaul, make: Callable[..., JobDict], console: Console) -> Dr
     return DryRun(ended, plan, preview)
 
 
-def print_plan(plan: Plan, preview: DataPreview, job: JobDict, console: Console) -> None:
+def print_plan(plan: Plan, preview: DataPreview, job: Job, console: Console) -> None:
     """Some rows, the parts of the peak, what was tried, and the rest in words. `job`: the dry run."""
     memory = plan.memory
     assert memory is not None, "check has planned it"
@@ -97,19 +97,19 @@ def print_plan(plan: Plan, preview: DataPreview, job: JobDict, console: Console)
         console.print(few, style="yellow", highlight=False)
 
 
-def _steps(plan: Plan, job: JobDict) -> str:
+def _steps(plan: Plan, job: Job) -> str:
     """How many, what limits them, and how sure that is."""
     estimated = "" if plan.data.complete else "estimated from the first rows"
     return "; ".join(filter(None, (f"{plan.steps:,}", plan.limit_text(max_hours_of(job)), estimated)))
 
 
-def max_hours_of(job: JobDict) -> float | None:
+def max_hours_of(job: Job) -> float | None:
     """`training.max_hours`, as the job has it."""
     training = (job["spec"] or {}).get("training")
     return training.get("max_hours") if isinstance(training, dict) else None
 
 
-def too_few(plan: Plan, job: JobDict) -> list[str]:
+def too_few(plan: Plan, job: Job) -> list[str]:
     """For people, where a model hardly learns in so few steps, or so few rows do not tell how good it is. `job`: the
     dry run."""
     if not job["spec"]:
@@ -219,7 +219,7 @@ class Fit:
     error: str | None = None
 
     @classmethod
-    def of(cls, name: str, job: JobDict, plan: Plan | None, hours: float) -> Fit:
+    def of(cls, name: str, job: Job, plan: Plan | None, hours: float) -> Fit:
         """By a dry run that has ended."""
         if plan is None:
             return cls(name, error=job["error"]["message"] if job["error"] else f"the check is {job['status']}")

@@ -17,8 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from jobs.answers import Generation
 from jobs.data_names import data_format
-from longhaul.answers import GenerationDict
 from longhaul.api import Longhaul
 from longhaul.connection import ApiError, RetryPolicy, Unreachable
 from longhaul.jobfile import BadInput
@@ -34,7 +34,7 @@ TRIES = 3
 OF_A_ROW = ("model_process_ended", "out_of_memory")
 """Codes of errors that a row of the request may have caused."""
 BROKEN = "a text in it has half of a surrogate pair, which is no character"
-OnAnswer = Callable[[int, GenerationDict], object]
+OnAnswer = Callable[[int, Generation], object]
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _answers(
     rows: Sequence[dict[str, Any]],
     options: Mapping[str, Any],
     patience: RetryPolicy,
-) -> Iterator[tuple[GenerationDict, int] | str]:
+) -> Iterator[tuple[Generation, int] | str]:
     """Of each row the answer that it is in, and its place there; or why it has none. Raises ApiError."""
     tries = 0
     while rows:
@@ -251,7 +251,7 @@ def _requests(rows: Iterator[tuple[dict[str, Any] | str, int]]) -> Iterator[Sequ
         yield together
 
 
-def _line(number: int, answer: GenerationDict, index: int) -> bytes:
+def _line(number: int, answer: Generation, index: int) -> bytes:
     """What does not depend on where and when it was written."""
     found: dict[str, Any] = {"row": number}
     for output in answer["outputs"]:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from jobs.answers import Checkpoint, Dataset, DatasetDetail, RunFile, Worker
 from jobs.heartbeat import device_of
-from longhaul.answers import CheckpointDict, DatasetDetailDict, DatasetDict, RunFileDict, WorkerDict
 from longhaul.figures import clock, duration, loss, size
 from longhaul.tables import Column, Row, print_facts, print_table
 
@@ -32,7 +32,7 @@ _WORKERS = (
 )
 
 
-def print_checkpoints(checkpoints: Sequence[CheckpointDict], console: Console) -> None:
+def print_checkpoints(checkpoints: Sequence[Checkpoint], console: Console) -> None:
     """One line a checkpoint; its id is what `resume_from` takes."""
     rows = [
         {
@@ -47,7 +47,7 @@ def print_checkpoints(checkpoints: Sequence[CheckpointDict], console: Console) -
     print_table(_CHECKPOINTS, rows, console)
 
 
-def print_files(files: Sequence[RunFileDict], console: Console) -> None:
+def print_files(files: Sequence[RunFile], console: Console) -> None:
     """One line a file."""
     rows: list[Row] = [
         {"path": Text(each["path"]), "size": size(each["bytes"]), "written": clock(each["modified_at"])}
@@ -56,7 +56,7 @@ def print_files(files: Sequence[RunFileDict], console: Console) -> None:
     print_table(_FILES, rows, console)
 
 
-def print_datasets(datasets: Sequence[DatasetDict], console: Console) -> None:
+def print_datasets(datasets: Sequence[Dataset], console: Console) -> None:
     """One line a data set."""
     if not datasets:
         console.print("no data sets yet: longhaul datasets add FILE")
@@ -68,7 +68,7 @@ def print_datasets(datasets: Sequence[DatasetDict], console: Console) -> None:
     print_table(_DATASETS, rows, console)
 
 
-def print_dataset(dataset: DatasetDetailDict, console: Console) -> None:
+def print_dataset(dataset: DatasetDetail, console: Console) -> None:
     """One data set; of the report the figures, and the counts by reason or character."""
     lines: list[tuple[str, str | Text]] = [
         ("data set", dataset["uri"]),
@@ -103,7 +103,7 @@ def _reported(value: object) -> str | None:
             return None
 
 
-def print_workers(workers: Sequence[WorkerDict], console: Console, *, damaged: Sequence[str] = ()) -> None:
+def print_workers(workers: Sequence[Worker], console: Console, *, damaged: Sequence[str] = ()) -> None:
     """One line a worker, and why where it takes no work; and the jobs that none takes."""
     for job in damaged:
         console.print(Text(f"{job} is damaged: `longhaul show {job}` says what is wrong", style="red"), soft_wrap=True)
@@ -147,17 +147,17 @@ def print_workers(workers: Sequence[WorkerDict], console: Console, *, damaged: S
         console.print(Text(why, style="red"), soft_wrap=True)
 
 
-def _version(worker: WorkerDict) -> str | None:
+def _version(worker: Worker) -> str | None:
     return (worker.get("versions") or {}).get("longhaul")
 
 
-def _device(worker: WorkerDict) -> str:
+def _device(worker: Worker) -> str:
     gpu = worker.get("gpu")
     uuid = gpu["uuid"] if gpu else None
     return device_of(worker["name"], worker.get("parent_pid"), uuid, worker.get("box"), worker.get("engine"))
 
 
-def _place(worker: WorkerDict, workers: Sequence[WorkerDict]) -> str:
+def _place(worker: Worker, workers: Sequence[Worker]) -> str:
     gpu, slot = worker.get("gpu"), worker.get("slot")
     if slot:
         return f"slot {slot} of {gpu['name'] if gpu else worker.get('device')}"
@@ -170,5 +170,5 @@ def _place(worker: WorkerDict, workers: Sequence[WorkerDict]) -> str:
     return ", ".join(filter(None, [worker.get("device") or "–", _engine(worker)])) + shared
 
 
-def _engine(worker: WorkerDict) -> str:
+def _engine(worker: Worker) -> str:
     return f"engine {engine}" if (engine := worker.get("engine")) else ""

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from jobs.answers import JsonObject, Sweep, Trial
 from jobs.text.units import format_share, one_line
-from longhaul.answers import JsonObject, SweepDict, TrialDict
 from longhaul.api import ApiError, Longhaul, Unreachable
 from longhaul.connection import RetryPolicy
 from longhaul.figures import clock, duration, loss
@@ -39,7 +39,7 @@ _SWEEPS = (
 )
 
 
-def print_sweeps(sweeps: Sequence[SweepDict], console: Console) -> None:
+def print_sweeps(sweeps: Sequence[Sweep], console: Console) -> None:
     """One line a sweep."""
     if not sweeps:
         console.print("no sweeps yet: longhaul sweep FILE")
@@ -58,7 +58,7 @@ def print_sweeps(sweeps: Sequence[SweepDict], console: Console) -> None:
     print_table(_SWEEPS, rows, console)
 
 
-def print_sweep(sweep: SweepDict, trials: Sequence[TrialDict], console: Console) -> None:
+def print_sweep(sweep: Sweep, trials: Sequence[Trial], console: Console) -> None:
     """What it is and what came of it; then its trials, the best first."""
     names = short_names(sweep["parameters"])
     status = f" ({words})" if (words := _REASONS.get(sweep["reason"] or "")) else ""
@@ -93,7 +93,7 @@ def print_sweep(sweep: SweepDict, trials: Sequence[TrialDict], console: Console)
         _print_trials(sweep, trials, names, console)
 
 
-def _print_trials(sweep: SweepDict, trials: Sequence[TrialDict], names: Mapping[str, str], console: Console) -> None:
+def _print_trials(sweep: Sweep, trials: Sequence[Trial], names: Mapping[str, str], console: Console) -> None:
     columns = [
         Column("trial", right=True),
         Column(sweep["metric"], right=True),
@@ -120,30 +120,30 @@ def _print_trials(sweep: SweepDict, trials: Sequence[TrialDict], names: Mapping[
     print_table(columns, rows, console)
 
 
-def best_first(sweep: SweepDict, trials: Sequence[TrialDict]) -> list[TrialDict]:
+def best_first(sweep: Sweep, trials: Sequence[Trial]) -> list[Trial]:
     """Those that succeeded by their values, then the pruned, those that are open, and those without a result."""
     sign = 1 if sweep["direction"] == "minimize" else -1
 
-    def place(trial: TrialDict) -> tuple[int, float, int]:
+    def place(trial: Trial) -> tuple[int, float, int]:
         return _ORDER.index(trial["status"]), sign * (trial["value"] or 0.0), trial["number"]
 
     return sorted(trials, key=place)
 
 
-def counted(sweep: SweepDict) -> str:
+def counted(sweep: Sweep) -> str:
     """How many there are of how many, by status."""
     found = Counter(sweep["trials"])
     by_status = ", ".join(f"{found[status]:,} {status}" for status in _ORDER if found[status])
     return f"{found.total():,} of {sweep['max_trials']:,}" + (f": {by_status}" if by_status else "")
 
 
-def status_text(trial: TrialDict) -> Text:
+def status_text(trial: Trial) -> Text:
     """Its status, with the code of its error."""
     code = f": {trial['error']['code']}" if trial["error"] else ""
     return Text.assemble((trial["status"], STYLES[trial["status"]]), code)
 
 
-def cause(trial: TrialDict) -> str:
+def cause(trial: Trial) -> str:
     """Why it failed, was pruned or is paused; or nothing."""
     return one_line(trial["error"]["message"] if trial["error"] else trial["message"] or "")
 
@@ -160,7 +160,7 @@ def settings_text(settings: JsonObject, names: Mapping[str, str]) -> str:
     return ", ".join(f"{names.get(key, key)} {value}" for key, value in values.items())
 
 
-def _value(trial: TrialDict) -> str:
+def _value(trial: Trial) -> str:
     """Of several seeds, all beside their mean."""
     values = trial["values"]
     seeds = f" (mean of {', '.join(map(loss, values))})" if len(values) > 1 else ""
@@ -171,7 +171,7 @@ def _value(trial: TrialDict) -> str:
 # `longhaul sweep watch`: the trials of a sweep as they end. It can be left and entered again; the sweep continues.
 
 POLL_S = 1.5
-Standing = tuple[SweepDict, Sequence[TrialDict]]
+Standing = tuple[Sweep, Sequence[Trial]]
 """A sweep, and those of its trials that have ended or paused since the last time, in the order in which they did."""
 
 
@@ -201,7 +201,7 @@ def follow_sweep(api: Longhaul, sweep: str, console: Console) -> Iterator[Standi
                 policy.pause()
 
 
-def watch_sweep(api: Longhaul, sweep: str, console: Console) -> SweepDict:
+def watch_sweep(api: Longhaul, sweep: str, console: Console) -> Sweep:
     """Show each trial that ends or pauses, and the best one so far, until the sweep ends; returns it."""
     standing = follow_sweep(api, sweep, console)
     shown, news = next(standing)
@@ -219,7 +219,7 @@ def watch_sweep(api: Longhaul, sweep: str, console: Console) -> SweepDict:
     return shown
 
 
-def _print_news(sweep: SweepDict, trials: Sequence[TrialDict], names: Mapping[str, str], console: Console) -> None:
+def _print_news(sweep: Sweep, trials: Sequence[Trial], names: Mapping[str, str], console: Console) -> None:
     """A line each, the last with the best so far."""
     for trial in trials:
         value = "" if trial["value"] is None else f", {sweep['metric']} {loss(trial['value'])}"
@@ -236,12 +236,12 @@ def _print_news(sweep: SweepDict, trials: Sequence[TrialDict], names: Mapping[st
             console.print(Text.assemble(f"{at}  ", line), soft_wrap=True)
 
 
-def _best(sweep: SweepDict) -> str:
+def _best(sweep: Sweep) -> str:
     best = sweep["best"]
     return f"best: trial {best['number']}, {loss(best['value'])}" if best else "no trial has succeeded yet"
 
 
-def _line(sweep: SweepDict, console: Console) -> Text:
+def _line(sweep: Sweep, console: Console) -> Text:
     """Where it stands, in one line of the terminal."""
     line = Text(f"{sweep['status']} · {counted(sweep)} · {_best(sweep)}")
     line.truncate(console.width, overflow="ellipsis")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from jobs.answers import JsonObject
 from jobs.sweeps.space import Parameter
-from longhaul.answers import JsonObject
 from longhaul.jobfile import ROWS, BadInput, apply_changes, object_in, split_change, value_of
 
 EXAMPLE = "max_trials=30"

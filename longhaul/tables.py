@@ -16,12 +16,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from jobs.answers import Checkpoint, Job, JobList, MetricDict, ShownEvent
 from jobs.evaluation_metrics import chosen_text
 from jobs.plan import limit_words
 from jobs.state import is_open
 from jobs.text.units import format_number, format_share, one_line
 from jobs.verdict import ConfidenceInterval, measured, warns
-from longhaul.answers import CheckpointDict, EventDict, JobDict, MetricDict, PageDict
 from longhaul.figures import clock, duration, largest_units, loss, memory_needed, size, time_needed
 
 # -- columns -----------------------------------------------------------------------------------------------------------
@@ -163,9 +163,7 @@ _COLUMNS = (
 )
 
 
-def print_jobs(
-    page: PageDict[JobDict], console: Console, *, filtered: bool = False, options: Sequence[str] = ()
-) -> None:
+def print_jobs(page: JobList, console: Console, *, filtered: bool = False, options: Sequence[str] = ()) -> None:
     """One line a job. `options` are those of the command that lists the page after this one."""
     if not page["data"]:
         unseen = "" if "--trials" in options else " (--trials shows those of sweeps)"
@@ -177,7 +175,7 @@ def print_jobs(
         console.print(f"more: {more}", style="dim", highlight=False, soft_wrap=True)
 
 
-def _cells(job: JobDict) -> dict[str, str | Text]:
+def _cells(job: Job) -> dict[str, str | Text]:
     """What stands in each column."""
     before = f" at {job['stage']}" if job["status"] == "failed" and not job["attempt"] else ""
     why = f"{before}: {job['error']['code']}" if job["status"] in ("paused", "failed") and job["error"] else ""
@@ -196,7 +194,7 @@ def _cells(job: JobDict) -> dict[str, str | Text]:
     }
 
 
-def print_job(job: JobDict, console: Console, checkpoints: Sequence[CheckpointDict] = ()) -> None:
+def print_job(job: Job, console: Console, checkpoints: Sequence[Checkpoint] = ()) -> None:
     """What matters about one job now; its checkpoints, newest first, where they were asked for."""
     progress, error = job["progress"], job["error"]
     wanted = "" if job["requested"] == "none" else f" ({job['requested']} requested)"
@@ -266,7 +264,7 @@ def print_job(job: JobDict, console: Console, checkpoints: Sequence[CheckpointDi
     print_facts(lines, console)
 
 
-def gpu_lines(job: JobDict) -> list[tuple[str, str | Text]]:
+def gpu_lines(job: Job) -> list[tuple[str, str | Text]]:
     """Which GPUs can take it, and why the others cannot; nothing where there is no choice."""
     gpus = job["gpus"]
     if len(gpus) < 2 and all(gpu["can_take"] for gpu in gpus):
@@ -275,17 +273,17 @@ def gpu_lines(job: JobDict) -> list[tuple[str, str | Text]]:
     return [("" if number else "GPUs", Text(line)) for number, line in enumerate(told)]
 
 
-def print_events(events: Sequence[EventDict], console: Console) -> None:
+def print_events(events: Sequence[ShownEvent], console: Console) -> None:
     """One line an event."""
     for event in events:
         console.print(Text(f"{event['number']:>5}  {clock(event['at'])}  {one_line(event['message'])}"), soft_wrap=True)
 
 
-def _is_open(job: JobDict) -> bool:
+def _is_open(job: Job) -> bool:
     return is_open(job["status"])
 
 
-def _status(job: JobDict) -> Text:
+def _status(job: Job) -> Text:
     doubtful = job["verdict"] is not None and warns(job["verdict"]["outcome"])
     return Text(job["status"], style="yellow" if doubtful else _STATUS_STYLES.get(job["status"], ""))
 

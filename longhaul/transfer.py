@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 
 import requests
 
-from longhaul.answers import DatasetDict, RunFileDict
+from jobs.answers import Dataset, RunFile
 from longhaul.connection import TRIES, ApiError, Connection, RetryPolicy, Unreachable, part
 
 BLOCK = 64 * 1024
@@ -36,7 +36,7 @@ def sha256_of(file: Path) -> bytes:
         return hashlib.file_digest(opened, "sha256").digest()
 
 
-def upload(connection: Connection, name: str, file: Path, digest: bytes, report: Progress) -> DatasetDict:
+def upload(connection: Connection, name: str, file: Path, digest: bytes, report: Progress) -> Dataset:
     """PUT a file as a data set. Sent once: it can be large. Doing it again does no harm.
 
     Raises OSError when it cannot be read.
@@ -49,7 +49,7 @@ def upload(connection: Connection, name: str, file: Path, digest: bytes, report:
         body = _Upload(opened.fileno(), report)
         try:
             return connection.json(
-                DatasetDict,
+                Dataset,
                 "PUT",
                 f"/datasets/{part(name)}",
                 data=body,
@@ -86,7 +86,7 @@ def download(
     connection: Connection,
     job: str,
     path: str,
-    files: Iterable[RunFileDict],
+    files: Iterable[RunFile],
     folder: Path,
     report: Callable[[str, int, int], None],
 ) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import requests
 
-from longhaul.answers import GenerationDict
+from jobs.answers import Generation
 from longhaul.connection import CONNECT_S, ApiError, Connection, Unreachable, part
 
 SILENCE_S = 900.0
@@ -16,7 +16,7 @@ SILENCE_S = 900.0
 OnPart = Callable[[str, Mapping[str, Any]], object]
 
 
-def generate(connection: Connection, job: str, body: Mapping[str, Any], on_part: OnPart) -> GenerationDict:
+def generate(connection: Connection, job: str, body: Mapping[str, Any], on_part: OnPart) -> Generation:
     """The answer; `on_part` is told of its parts (`waiting`, `loading`, `loaded`, `text`, `output`) as they come: of a
     beam search, which cannot be streamed, `text` and `output` at the end.
 
@@ -24,7 +24,7 @@ def generate(connection: Connection, job: str, body: Mapping[str, Any], on_part:
     """
     path = f"/jobs/{part(job)}/generate"
     if body.get("num_beams", 1) != 1:
-        whole = connection.json(GenerationDict, "POST", path, json=body, timeout=(CONNECT_S, SILENCE_S))
+        whole = connection.json(Generation, "POST", path, json=body, timeout=(CONNECT_S, SILENCE_S))
         for output in whole["outputs"]:
             if output["labels"] is None:
                 on_part("text", {"model": output["model"], "index": output["index"], "text": output["text"]})
@@ -40,7 +40,7 @@ def generate(connection: Connection, job: str, body: Mapping[str, Any], on_part:
                         hint=error.get("hint"),
                     )  # fmt: skip
                 if type == "done":
-                    return cast(GenerationDict, data)
+                    return cast(Generation, data)
                 on_part(type, data)
     except requests.RequestException as error:
         raise Unreachable(f"no answer from {connection.url} ({error.__class__.__name__})") from error

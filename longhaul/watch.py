@@ -14,11 +14,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from jobs.answers import Job, ShownEvent
 from jobs.attempt import activity_text
 from jobs.events import Sample
 from jobs.plan import limit_words
 from jobs.text.units import format_number, format_share, one_line
-from longhaul.answers import EventDict, JobDict
 from longhaul.api import ApiError, Longhaul, Unreachable
 from longhaul.figures import clock, duration, loss, size, time_needed
 from longhaul.tables import GAP, print_facts
@@ -35,7 +35,7 @@ _STYLES = {"warn": "yellow", "error": "bold red"}
 
 def watch(
     api: Longhaul, job: str, *, console: Console, history: int = HISTORY, tick: Callable[[], None] = lambda: None
-) -> JobDict:
+) -> Job:
     """Show events and progress until the job ends; returns it. `tick` is called about once a second.
 
     Raises ApiError (no such job), Unreachable (nobody there to begin with), KeyboardInterrupt (the user left).
@@ -67,7 +67,7 @@ def watch(
 
 def _states(
     api: Longhaul, job: str, follower: _EventPrinter, console: Console, tick: Callable[[], None]
-) -> Iterator[JobDict]:
+) -> Iterator[Job]:
     """The job about once a second, after its new events were printed; last, as it ended."""
     ended = False
     while True:
@@ -112,11 +112,11 @@ class _EventPrinter:
     """Reads the event stream in a thread of its own, because a quiet stream blocks."""
 
     def __init__(self, api: Longhaul, job: str, after: int) -> None:
-        self._items: queue.Queue[EventDict | str | ApiError | Unreachable | _End] = queue.Queue()
+        self._items: queue.Queue[ShownEvent | str | ApiError | Unreachable | _End] = queue.Queue()
         self._api, self._job, self._after = api, job, after
         threading.Thread(target=self._run, name="follow", daemon=True).start()
 
-    def next(self, timeout_s: float) -> EventDict | str | ApiError | Unreachable | _End | None:
+    def next(self, timeout_s: float) -> ShownEvent | str | ApiError | Unreachable | _End | None:
         """The next event, a line about trouble, a refusal, END; None: nothing in time."""
         try:
             return self._items.get(timeout=timeout_s)
@@ -133,7 +133,7 @@ class _EventPrinter:
             self._items.put(error)
 
 
-def print_event(event: EventDict, console: Console) -> None:
+def print_event(event: ShownEvent, console: Console) -> None:
     """When, and what; an evaluation with its first sample. A line each where it is no terminal."""
     message = Text(one_line(event["message"]), style=_STYLES.get(event["level"], ""))
     if console.is_terminal:
@@ -146,7 +146,7 @@ def print_event(event: EventDict, console: Console) -> None:
             console.print(text, no_wrap=True, overflow="ellipsis")
 
 
-def status_line(job: JobDict, console: Console) -> Table:
+def status_line(job: Job, console: Console) -> Table:
     """State, bar, step, loss, time left, speed and memory, as many of them as one line has room for."""
     row: list[Text | ProgressBar] = [Text(_state(job), style="bold")]
     if job["steps"]:
@@ -163,11 +163,11 @@ def status_line(job: JobDict, console: Console) -> Table:
     return grid
 
 
-def _line(job: JobDict) -> str:
+def _line(job: Job) -> str:
     return f"{clock(time.time())}  {_state(job)}: {SEPARATOR.join(_figures(job))}"
 
 
-def _state(job: JobDict) -> str:
+def _state(job: Job) -> str:
     status = job["status"]
     if job["requested"] != "none":
         return "pausing" if job["requested"] == "pause" else "cancelling"
@@ -184,7 +184,7 @@ def _state(job: JobDict) -> str:
     return status
 
 
-def _doing(job: JobDict) -> str | None:
+def _doing(job: Job) -> str | None:
     """What its process does besides training."""
     activity = job.get("activity")  # an older service says nothing of it
     if not activity or activity["phase"] == "step":
@@ -192,7 +192,7 @@ def _doing(job: JobDict) -> str | None:
     return activity_text(activity["words"], activity["since"], activity["fraction"])
 
 
-def _figures(job: JobDict) -> list[str]:
+def _figures(job: Job) -> list[str]:
     """What is known of its progress, what matters most first."""
     progress = job["progress"]
     if not progress["at"]:

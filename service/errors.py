@@ -12,6 +12,7 @@ import os
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic.json_schema import SkipJsonSchema
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -30,6 +31,7 @@ from jobs.errors import (
     UserError,
     WorkerMissing,
 )
+from jobs.frozen import Frozen, left_out
 from jobs.process.secrets import redact
 from jobs.redis.requests import RequestLost
 
@@ -46,6 +48,28 @@ _TYPES = {
 }
 _METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 _CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+class Error(Frozen):
+    """What went wrong."""
+
+    type: str
+    """Kind: `invalid_request_error`, `authentication_error`, `permission_error`, `conflict_error`,
+    `rate_limit_error`, `server_error` or `unavailable_error`."""
+    code: str
+    """Stable, for machines: such as `not_found`, `invalid_value`, `conflict`."""
+    message: str
+    """For people: what, the value, and what to do."""
+    param: str | None
+    """The parameter, header, or dotted key of the body that is wrong; null where it is none of them."""
+    hint: str | SkipJsonSchema[None] = left_out()
+    """Only what to do; left out if there is no hint."""
+
+
+class ErrorResponse(Frozen):
+    """The one shape of every error."""
+
+    error: Error
 
 
 class BodyTooLarge(LonghaulError):

@@ -15,12 +15,13 @@ KEYWORDS = "keyword arguments of somebody else's function"
 ROW = "columns of a row: others write it"
 PASSED_ON = "keys of a request or parts of an answer, passed on as they are"
 REASONS = {
+    "jobs/answers.py": "JsonObject: documents that are passed on",
     "jobs/generation.py": ROW,
+    "jobs/metrics.py": KEYWORDS,
     "jobs/record.py": "fields of a record that an event changes",
     "jobs/sweeps/space.py": "values of a job's keys",
     "jobs/sweeps/spec.py": "a job file that trials are made of",
     "jobs/text/schemas.py": "a JSON schema, which is a JSON document",
-    "longhaul/answers.py": "JsonObject: documents that the client passes on",
     "longhaul/demo.py": "JsonObject: a job file",
     "longhaul/jobfile.py": "JsonObject: a job file",
     "longhaul/api.py": "JsonObject: plan.json",
@@ -31,9 +32,7 @@ REASONS = {
     "longhaul/plan.py": "JsonObject: a job file",
     "longhaul/predicting.py": ROW,
     "longhaul/trying.py": PASSED_ON,
-    "service/answers/events.py": KEYWORDS,
-    "service/answers/series.py": KEYWORDS,
-    "service/answers/sweeps.py": "a specification, shown as it is",
+    "service/answers/__init__.py": KEYWORDS,
     "service/docs/reference.py": SCHEMA,
     "service/edge/body.py": "a body, before it is looked at",
     "service/edge/connections.py": KEYWORDS,

@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 import shtab
 from rich.console import Console
 
+from jobs.answers import Job, Sweep
 from jobs.state import is_open
 from jobs.text.units import escaped
-from longhaul.answers import JobDict, SweepDict
 from longhaul.api import DEFAULT_URL, Longhaul
 from longhaul.jobfile import BadInput
 from longhaul.keys import set_instead
@@ -161,7 +161,7 @@ def _begins(one: str, given: str) -> bool:
 
 def _only(
     given: str,
-    found: Sequence[JobDict] | Sequence[SweepDict],
+    found: Sequence[Job] | Sequence[Sweep],
     what: str,
     tell: Callable[[str], object] | None,
 ) -> str:
@@ -327,11 +327,11 @@ def print_json(content: object) -> None:
     print(escaped(json.dumps(content, ensure_ascii=False)), flush=True)
 
 
-def nothing_yet(job: JobDict, what: str) -> str:
+def nothing_yet(job: Job, what: str) -> str:
     """Said where there is none: not yet, or never."""
     return f"no {what} yet" if is_open(job["status"]) else f"no {what}: the job is {job['status']}"
 
 
-def ending(job: JobDict) -> int:
+def ending(job: Job) -> int:
     """Exit code for a job that has ended."""
     return OK if job["status"] in ("succeeded", "validated") else JOB_ENDED_BADLY

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from jobs.answers import Export, Push
 from jobs.export import DTYPES, ExportFormat
 from jobs.text.units import format_number
-from longhaul.answers import ExportDict, PushDict
 from longhaul.api import Longhaul
 from longhaul.commands.command import ACTS, JOB_ENDED_BADLY, Call, Commands, print_json
 from longhaul.commands.results import fetched
@@ -17,7 +17,7 @@ from longhaul.figures import size
 from longhaul.jobfile import BadInput
 
 LOOK_S = 1.0
-Work = TypeVar("Work", ExportDict, PushDict)
+Work = TypeVar("Work", Export, Push)
 
 
 def add(commands: Commands) -> None:
@@ -87,7 +87,7 @@ def _export(call: Call) -> int:
     return call.answer(made, people)
 
 
-def _made(api: Longhaul, job: str, format: str) -> ExportDict:
+def _made(api: Longhaul, job: str, format: str) -> Export:
     """How far it is. Raises BadInput."""
     for each in api.exports(job):
         if each["format"] == format:
@@ -128,7 +128,7 @@ def _awaited(call: Call, work: Work, look: Callable[[], Work], later: str) -> Wo
     return work
 
 
-def _state(work: ExportDict | PushDict) -> str:
+def _state(work: Export | Push) -> str:
     error, phase = work["error"], work.get("phase")
     match phase:
         case _ if error is not None:

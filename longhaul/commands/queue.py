@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from jobs.answers import Job
 from jobs.state import DAMAGED, Status
 from longhaul import tables
-from longhaul.answers import JobDict
 from longhaul.commands.command import ACTS, Call, Commands, confirm
 from longhaul.jobfile import BadInput
 
@@ -117,7 +117,7 @@ def _control(call: Call) -> int:
     return call.answer(job, lambda: call.say(_standing(job, priority=given.command == "priority")))
 
 
-def _standing(job: JobDict, *, priority: bool = False) -> str:
+def _standing(job: Job, *, priority: bool = False) -> str:
     parts = [f"{job['id']} is {job['status']}"]
     if job["requested"] != "none":
         parts.append(f"{job['requested']} requested")

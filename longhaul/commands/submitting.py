@@ -10,8 +10,8 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from jobs.answers import Job, JsonObject
 from jobs.preview import DataPreview
-from longhaul.answers import JobDict, JsonObject
 from longhaul.api import ApiError, Longhaul
 from longhaul.commands.command import BAD_INPUT, LEFT, OK, Call, Commands, print_json, write_file
 from longhaul.commands.following import watch_to_end
@@ -88,7 +88,7 @@ def _clone(call: Call) -> int:
         return _new_job(call, api, partial(api.clone, given.id, changes))
 
 
-def _new_job(call: Call, api: Longhaul, make: Callable[..., JobDict]) -> int:
+def _new_job(call: Call, api: Longhaul, make: Callable[..., Job]) -> int:
     """Check the job by a dry run, show some of its rows, and make it."""
     given = call.given
     try:
@@ -124,7 +124,7 @@ def _new_job(call: Call, api: Longhaul, make: Callable[..., JobDict]) -> int:
     return call.answer(job, people)
 
 
-def check_first(call: Call, api: Longhaul, make: Callable[..., JobDict], *, wait: bool = False) -> DryRun | None:
+def check_first(call: Call, api: Longhaul, make: Callable[..., Job], *, wait: bool = False) -> DryRun | None:
     """A dry run of a new job; None: --no-check, or no worker is there, which is said. `wait`: for one.
 
     KeyboardInterrupt cancels it.
@@ -137,7 +137,7 @@ def check_first(call: Call, api: Longhaul, make: Callable[..., JobDict], *, wait
     return None
 
 
-def rejected(call: Call, job: JobDict) -> int:
+def rejected(call: Call, job: Job) -> int:
     """Say why *check* rejected a dry run. Returns BAD_INPUT."""
     error = job["error"]
     if call.given.json:

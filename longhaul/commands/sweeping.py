@@ -8,9 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
+from jobs.answers import Job, Sweep
 from jobs.errors import UserError
 from jobs.sweeps.spec import parse_sweep
-from longhaul.answers import JobDict, SweepDict
 from longhaul.api import ApiError, Longhaul, Unreachable
 from longhaul.commands.command import ACTS, JOB_ENDED_BADLY, LEFT, OK, Call, Commands, Run, confirm, print_json
 from longhaul.commands.submitting import NOT_SUBMITTED, check_first, rejected, unchecked
@@ -74,7 +74,7 @@ def _submit(call: Call) -> int:
         return _made(call, api, lambda: api.submit_sweep(sweep, idempotency_key=given.idempotency_key))
 
 
-def _rejected_job(call: Call, api: Longhaul, given: object) -> JobDict | None:
+def _rejected_job(call: Call, api: Longhaul, given: object) -> Job | None:
     """What *check* says of the job with the first value of each parameter, where it would say the same of every trial;
     None: nothing. What it says of this one alone is a note, as for one trial of many."""
     try:
@@ -103,7 +103,7 @@ def _repeat(call: Call) -> int:
         return _made(call, api, lambda: api.repeat_trial(given.sweep, trial=given.trial, seeds=given.seeds))
 
 
-def _made(call: Call, api: Longhaul, make: Callable[[], SweepDict]) -> int:
+def _made(call: Call, api: Longhaul, make: Callable[[], Sweep]) -> int:
     try:
         sweep = make()
     except KeyboardInterrupt:  # the service may have it, and its answer is not here yet
@@ -161,7 +161,7 @@ def _left(api: Longhaul, sweep: str) -> str:
     return "the sweep continues without you" if status == "running" else f"the sweep has ended: {status}"
 
 
-def _ending(sweep: SweepDict) -> int:
+def _ending(sweep: Sweep) -> int:
     """Exit code."""
     return OK if sweep["status"] == "succeeded" else JOB_ENDED_BADLY
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jobs.answers import Generation
 from jobs.text.units import format_number, format_share
-from longhaul.answers import GenerationDict
 from longhaul.commands.command import LEFT, OK, Call, Commands, print_json
 from longhaul.jobfile import BadInput
 from longhaul.predicting import PredictionTask, parsed_row, predict
@@ -123,7 +123,7 @@ class _Shown:
                     self._call.note(NOTHING)
                 self._wrote = False
 
-    def end(self, answer: GenerationDict) -> None:
+    def end(self, answer: Generation) -> None:
         """The last line ends."""
         if answer["outputs"][0]["labels"] is None:
             self._print("\n")
@@ -144,7 +144,7 @@ def _predict(call: Call) -> int:
         raise BadInput(f"there is no file {call.given.file}")
     told = False
 
-    def on_answer(done: int, answer: GenerationDict) -> None:
+    def on_answer(done: int, answer: Generation) -> None:
         nonlocal told
         if not told:
             told = True
@@ -195,7 +195,7 @@ def _read(file: Path | None) -> str:
     return sys.stdin.buffer.read().decode() if file is None else file.read_bytes().decode()
 
 
-def _how(answer: GenerationDict) -> str:
+def _how(answer: Generation) -> str:
     """Where it ran, and how fast."""
     why = f" ({answer['why']})" if answer["why"] else ""
     speed = f", {format_number(answer['tokens_per_s'], 3)} tokens/s" if answer["tokens_per_s"] else ""

@@ -1,79 +1,71 @@
-"""What every route answers, field by field. Routes return these models: they validate what is answered, and the OpenAPI
-document is made of them. The model of a job is made, and turned to JSON, once for each state of that job
-(`conversion.job_json`). Rows of metrics, thousands in one answer, are only described here; the tests validate those.
+"""What pydantic and the OpenAPI document are told of `jobs.answers`: every field by its docstring, that no answer has
+another field, and what an event of each type has as `data`.
 
-Closed models: an answer with a field that is not described here is a fault. OpenAI's names keep their meaning.
+Rows of metrics, thousands in one answer, are only described; the tests validate those.
 """
 
-from jobs.heartbeat import Gpu, Worker
-from service.answers.events import Event, EventList
-from service.answers.jobs import DeletedJob, Hyperparameters, Job, JobActivity, JobList, Progress, Repaired, ShownStatus
-from service.answers.parts import Error, ErrorResponse, Health, WorkerList
-from service.answers.results import (
-    ChatChoice,
-    ChatCompletion,
-    ChatMessage,
-    ChatUsage,
-    Checkpoint,
-    CheckpointList,
-    CheckpointMetrics,
-    Dataset,
-    DatasetDetail,
-    DatasetList,
-    DeletedDataset,
-    Export,
-    ExportList,
-    Generation,
-    Model,
-    ModelList,
-    Push,
-    RunFile,
-    RunFileList,
-)
-from service.answers.series import MetricList, MetricPoint
-from service.answers.sweeps import DeletedSweep, Sweep, SweepList, Trial, TrialList
+from __future__ import annotations
 
-__all__ = [
-    "ChatChoice",
-    "ChatCompletion",
-    "ChatMessage",
-    "ChatUsage",
-    "Checkpoint",
-    "CheckpointList",
-    "CheckpointMetrics",
-    "Dataset",
-    "DatasetDetail",
-    "DatasetList",
-    "DeletedDataset",
-    "DeletedJob",
-    "DeletedSweep",
-    "Error",
-    "ErrorResponse",
-    "Event",
-    "EventList",
-    "Export",
-    "ExportList",
-    "Generation",
-    "Gpu",
-    "Health",
-    "Hyperparameters",
-    "Job",
-    "JobActivity",
-    "JobList",
-    "MetricList",
-    "MetricPoint",
-    "Model",
-    "ModelList",
-    "Progress",
-    "Push",
-    "Repaired",
-    "RunFile",
-    "RunFileList",
-    "ShownStatus",
-    "Sweep",
-    "SweepList",
-    "Trial",
-    "TrialList",
-    "Worker",
-    "WorkerList",
-]  # fmt: skip
+import ast
+import inspect
+from functools import reduce
+from itertools import pairwise
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+from pydantic import ConfigDict, Field, TypeAdapter, create_model
+from typing_extensions import TypeAliasType, is_typeddict
+
+from jobs import answers
+from jobs.answers import ShownEvent
+from jobs.events import AnyFact, Fact
+from jobs.frozen import Frozen
+
+
+def _describe() -> None:
+    """Pydantic finds docstrings in a TypedDict's own source alone, which it searches each time that one is used."""
+    known: dict[str, dict[str, Any]] = {}
+    for node in ast.parse(inspect.getsource(answers)).body:
+        if not (isinstance(node, ast.ClassDef) and is_typeddict(kind := getattr(answers, node.name))):
+            continue
+        fields = reduce(or_, (known.get(ast.unparse(base), {}) for base in node.bases), dict[str, Any]())
+        fields |= {name: hint for name, hint in kind.__annotations__.items() if name not in fields}
+        for field, text in pairwise(node.body):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(words))):
+                    fields[name] = Annotated[fields[name], Field(description=inspect.cleandoc(words))]
+        known[node.name] = kind.__annotations__ = fields
+        kind.__pydantic_config__ = ConfigDict(extra="forbid")
+
+
+_describe()
+
+# -- events ------------------------------------------------------------------------------------------------------------
+# One model per type of event, made from the facts in `jobs/events.py`.
+
+NO_SOURCE = {"use_attribute_docstrings": False}
+"""A model that is made has no source: pydantic would search all loaded modules for it, each time that one starts."""
+
+
+def _of_type(fact: type[Fact]) -> Any:
+    """A `ShownEvent` with this fact's type, and with its fields as `data`."""
+    fields: dict[str, Any] = {name: (each.annotation, each) for name, each in fact.model_fields.items()}
+    _, kind = fields.pop("type")
+    made: Any = {"__base__": Frozen, "__doc__": fact.__doc__, "__cls_kwargs__": NO_SOURCE}
+    shown: Any = dict(ShownEvent.__annotations__)
+    shown["type"] = Annotated[Literal[kind.default], Field(description="What happened.")]
+    shown["data"] = Annotated[create_model(f"{fact.__name__}Data", **made, **fields), Field(description="The fact.")]
+    return create_model(f"{fact.__name__}Event", **made, **shown)
+
+
+_MODELS = [_of_type(fact) for fact in get_args(get_args(AnyFact)[0])]
+if TYPE_CHECKING:
+    EventOfType = ShownEvent
+else:
+    EventOfType = TypeAliasType("Event", Annotated[reduce(or_, _MODELS), Field(discriminator="type")])
+    answers.EventList.__annotations__["data"] = list[EventOfType]
+EVENT: TypeAdapter[ShownEvent] = TypeAdapter(EventOfType)
+EVENT_LIST = TypeAdapter(answers.EventList)
+GENERATION = TypeAdapter(answers.Generation)
+JOB = TypeAdapter(answers.Job)
+JOB_LIST = TypeAdapter(answers.JobList)

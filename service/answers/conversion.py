@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+from jobs.answers import Hyperparameters, Job, JobActivity, JobGpu, JobList, Page, Progress, ShownEvent
 from jobs.attempt import PHASE_WORDS, Activity
 from jobs.estimate import left_s, present
 from jobs.events import Event, level
@@ -16,88 +17,65 @@ from jobs.metrics import MetricRow
 from jobs.record import JobRecord
 from jobs.redis.store import RawJob, StoredJob
 from jobs.state import DAMAGED, Requested, Status
-from service.answers.events import EventEnvelope, model_of
-from service.answers.jobs import Hyperparameters, Job, JobActivity, JobGpu, JobList, Progress
-from service.answers.parts import Answer, Page
+from service.answers import JOB, JOB_LIST
 from service.answers.wording import sentence
 
-PageType = TypeVar("PageType", bound=Page)
+List = TypeVar("List", bound=Page)
 
 
 def job_answer(job: StoredJob, *, runs_name: str) -> Job:
-    """One job. Paths begin with the name of the runs folder. Times: Unix seconds, whole where OpenAI's are."""
+    """One job: what its record has by the same names, and what is computed. Paths begin with the name of the runs
+    folder. Times: Unix seconds, whole where OpenAI's are. Raises ValidationError where that is no `Job`."""
     record, spec = job.record, job.spec
     folder = f"{runs_name}/{record.id}"
-    return Job(
-        object="fine_tuning.job",
-        id=record.id,
-        created_at=int(record.submitted_at),
-        finished_at=_whole(record.finished_at),
-        estimated_finish=None if job.damage else _whole(job.estimated_finish) or _estimated_finish(job),
-        status=DAMAGED if job.damage else record.status.value,
-        model=record.model,
-        fine_tuned_model=f"{folder}/{record.result_model}" if record.result_model else None,
-        error=job.damage or record.error,
-        hyperparameters=Hyperparameters(
+    shown = {name: value for name, value in record if name in Job.__annotations__}
+    shown |= {
+        "object": "fine_tuning.job",
+        "created_at": int(record.submitted_at),
+        "finished_at": _whole(record.finished_at),
+        "estimated_finish": None if job.damage else _whole(job.estimated_finish) or _estimated_finish(job),
+        "status": DAMAGED if job.damage else record.status.value,
+        "fine_tuned_model": f"{folder}/{record.result_model}" if record.result_model else None,
+        "error": job.damage or record.error,
+        "hyperparameters": Hyperparameters(
             n_epochs=spec.training.epochs if spec else None,
             batch_size=spec.training.batch_size if spec else None,
             learning_rate=spec.training.learning_rate if spec else None,
         ),
-        seed=spec.training.seed if spec else None,
-        training_file=", ".join(each.source for each in spec.data.sources) if spec else None,
-        validation_file=spec.data.validation_name if spec else None,
-        method=spec.method if spec else None,
-        metadata=record.metadata,
-        organization_id="longhaul",
-        result_files=[record.result_model, "metrics.jsonl"] if record.result_model else [],
-        trained_tokens=None,
-        kind=record.kind,
-        name=record.name,
-        stage=record.stage,
-        requested=record.requested,
-        priority=record.priority,
-        queue_position=None if job.position is None else job.position + 1,
-        estimated_start=_whole(job.estimated_start),
-        dry_run=record.dry_run,
-        cloned_from=record.cloned_from,
-        sweep=record.sweep,
-        attempt=record.attempt,
-        restarts=record.restarts,
-        last_reason=record.last_reason,
-        not_before=record.not_before or None,
-        waiting_reason=job.waits_because,
-        engine=record.engine or job.gpu_needs.engine,
-        task=record.task,
-        gpus=_gpus(job),
-        started_at=_whole(record.started_at),
-        training_s=record.training_s,
-        steps=record.steps,
-        limited_by=record.limited_by,
-        progress=_progress(record, job.latest),
-        activity=_activity(job.activity),
-        first_loss=record.first_loss,
-        best_loss=record.best_loss,
-        final_loss=record.result_loss,
-        chosen_by=record.result_chosen_by,
-        better_step=record.result_better_step,
-        kept_from=record.result_kept_from,
-        final_metrics=record.result_metrics,
-        final_intervals=record.result_intervals,
-        verdict=record.verdict,
-        checkpoint=record.checkpoint,
-        plan=record.plan,
-        data=record.data,
-        run_dir=folder,
-        event_number=record.number,
-        spec=spec,
-    )
+        "seed": spec.training.seed if spec else None,
+        "training_file": ", ".join(each.source for each in spec.data.sources) if spec else None,
+        "validation_file": spec.data.validation_name if spec else None,
+        "method": spec.method if spec else None,
+        "organization_id": "longhaul",
+        "result_files": [record.result_model, "metrics.jsonl"] if record.result_model else [],
+        "trained_tokens": None,
+        "queue_position": None if job.position is None else job.position + 1,
+        "estimated_start": _whole(job.estimated_start),
+        "not_before": record.not_before or None,
+        "waiting_reason": job.waits_because,
+        "engine": record.engine or job.gpu_needs.engine,
+        "gpus": _gpus(job),
+        "started_at": _whole(record.started_at),
+        "progress": _progress(record, job.latest),
+        "activity": _activity(job.activity),
+        "final_loss": record.result_loss,
+        "chosen_by": record.result_chosen_by,
+        "better_step": record.result_better_step,
+        "kept_from": record.result_kept_from,
+        "final_metrics": record.result_metrics,
+        "final_intervals": record.result_intervals,
+        "run_dir": folder,
+        "event_number": record.number,
+        "spec": spec,
+    }
+    return JOB.validate_python(shown)
 
 
 def job_json(job: StoredJob | RawJob, *, runs_name: str) -> bytes:
-    """`job_answer` as JSON. Raises ValidationError where that is no `Job`."""
+    """`job_answer` as JSON. Raises as that."""
     if isinstance(job, RawJob):
         return _raw_job_json(job, runs_name)
-    return job_answer(job, runs_name=runs_name).model_dump_json().encode()
+    return JOB.dump_json(job_answer(job, runs_name=runs_name))
 
 
 @lru_cache(maxsize=1024)  # usually 6 KiB each, with the key; 100 KiB with the largest metadata
@@ -109,27 +87,25 @@ def _raw_job_json(job: RawJob, runs_name: str) -> bytes:
 def job_list_json(jobs: Sequence[RawJob], *, runs_name: str, has_more: bool) -> bytes:
     """A `JobList` as JSON, with each job by `job_json`."""
     first, last = (jobs[0].id, jobs[-1].id) if jobs else (None, None)
-    empty = JobList(object="list", data=[], has_more=has_more, first_id=first, last_id=last).model_dump_json().encode()
+    empty = JOB_LIST.dump_json(JobList(object="list", data=[], has_more=has_more, first_id=first, last_id=last))
     data = b",".join(job_json(job, runs_name=runs_name) for job in jobs)
     return empty.replace(b'"data":[]', b'"data":[%b]' % data, 1)
 
 
-def event_answer(event: Event) -> EventEnvelope:
+def event_answer(event: Event) -> ShownEvent:
     """One event; `data` is the fact, `message` the same for people."""
-    return model_of(event.fact).model_validate(
-        {
-            "object": "fine_tuning.job.event",
-            "id": f"{event.job}:{event.number}",
-            "number": event.number,
-            "job": event.job,
-            "created_at": int(event.at),
-            "at": event.at,
-            "attempt": event.attempt,
-            "type": event.type,
-            "level": level(event.fact),
-            "message": sentence(event),
-            "data": {name: value for name, value in event.fact if name != "type"},
-        }
+    return ShownEvent(
+        object="fine_tuning.job.event",
+        id=f"{event.job}:{event.number}",
+        number=event.number,
+        job=event.job,
+        created_at=int(event.at),
+        at=event.at,
+        attempt=event.attempt,
+        level=level(event.fact),
+        message=sentence(event),
+        type=event.type,
+        data={name: value for name, value in event.fact if name != "type"},
     )
 
 
@@ -158,11 +134,11 @@ def unread_event(job: str, number: int, raw: bytes) -> dict[str, object]:
     }
 
 
-def page(kind: type[PageType], data: Sequence[Answer], *, has_more: bool) -> PageType:
-    """A list of this kind: it names the field of an item that the next page's `after` takes."""
-    ends = {"first_id": data[0], "last_id": data[-1]} if data else {"first_id": None, "last_id": None}
-    cursor = {name: each and getattr(each, kind.cursor) for name, each in ends.items()} if kind.cursor else {}
-    return kind.model_validate({"object": "list", "data": data, "has_more": has_more} | cursor)
+def page(kind: type[List], data: Sequence[Mapping[str, Any]], *, has_more: bool, by: str | None = None) -> List:
+    """A list of this kind. `by`: the field of an item that the next page's `after` takes; None: there is one page."""
+    first, last = (data[0], data[-1]) if data else ({}, {})
+    ends = {} if by is None else {"first_id": first.get(by), "last_id": last.get(by)}
+    return cast(List, {"object": "list", "has_more": has_more, "data": data, **ends})
 
 
 def _gpus(job: StoredJob) -> list[JobGpu]:
@@ -185,7 +161,9 @@ def _gpus(job: StoredJob) -> list[JobGpu]:
 def _activity(heard: Activity | None) -> JobActivity | None:
     if heard is None:
         return None
-    return JobActivity(phase=heard.phase, words=PHASE_WORDS[heard.phase], since=heard.since, fraction=heard.fraction)
+    return {
+        "phase": heard.phase, "words": PHASE_WORDS[heard.phase], "since": heard.since, "fraction": heard.fraction,
+    }  # fmt: skip
 
 
 def _progress(record: JobRecord, latest: MetricRow | None) -> Progress:

@@ -12,11 +12,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
+from jobs import answers
 from jobs.disk.rundir import RunDir
 from jobs.generation import GenerateBody, Generated, Output
 from jobs.redis.requests import AnswerPart, Answers, Request, Requests, role_of
 from jobs.wrong_spec import explain
-from service import answers
+from service.answers import GENERATION
 from service.edge.limits import address
 from service.errors import AnswerFailed, longhaul_error_body
 from service.jobs.actions import Actions
@@ -60,11 +61,11 @@ class Asking:
                 raise AnswerFailed(409, "no_checkpoint", f"job {run.id} has no checkpoint {given}", hint=hint)
             return given
         found = checkpoints_of(run, self._series, runs_name=self._actions.runs.name)
-        chosen = next((each for each in found if given == "last" or each.best), None)
+        chosen = next((each for each in found if given == "last" or each["best"]), None)
         if chosen is None:
             why = "was evaluated" if found else "is there yet"
             raise AnswerFailed(409, "no_checkpoint", f"no checkpoint of job {run.id} {why}", hint=hint)
-        return chosen.id.partition("/")[2]
+        return chosen["id"].partition("/")[2]
 
     async def parts(self, request: Request) -> AsyncIterator[AnswerPart]:
         """Of the answer, to the last. Raises AnswerFailed, RequestLost, WorkerMissing, StoreUnavailable."""
@@ -126,7 +127,16 @@ def generation(request: Request, outputs: list[Output], how: Generated) -> answe
     """The answer in our shape."""
     checkpoint = request.payload.get("checkpoint")
     return answers.Generation(
-        object="generation", job=request.job, checkpoint=checkpoint, outputs=outputs, **how.model_dump()
+        object="generation",
+        job=request.job,
+        checkpoint=checkpoint,
+        outputs=outputs,
+        device=how.device,
+        why=how.why,
+        seconds=how.seconds,
+        loading_s=how.loading_s,
+        tokens_per_s=how.tokens_per_s,
+        seed=how.seed,
     )
 
 
@@ -140,7 +150,7 @@ async def events(asking: Asking, request: Request) -> AsyncGenerator[bytes]:
                 outputs.append(Output.model_validate(part.data))
             if part.type == "done":
                 whole = generation(request, outputs, Generated.model_validate(part.data))
-                yield _event("done", whole.model_dump_json())
+                yield _event("done", GENERATION.dump_json(GENERATION.validate_python(whole)).decode())
             else:
                 yield _event(part.type, json.dumps(part.data, ensure_ascii=False))
     except Exception as error:

@@ -19,6 +19,7 @@ from pydantic import (
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import NotFound, UserError
+from jobs.frozen import Frozen
 from jobs.generation import (
     GenerateBody,
     Generated,
@@ -33,7 +34,6 @@ from jobs.generation import (
 from jobs.redis.queries import Filter
 from jobs.redis.requests import Request
 from jobs.wrong_spec import explain
-from service import answers
 from service.errors import longhaul_error_body
 from service.generation.asking import Asking, body_of, keys_of
 from service.jobs.actions import Actions
@@ -195,16 +195,91 @@ def named_job(actions: Actions, model: str) -> tuple[str, str | None]:
         raise UserError(str(error), param="model") from None
 
 
-def models(actions: Actions) -> list[answers.Model]:
+class ChatMessage(Frozen):
+    """A reply."""
+
+    role: Literal["assistant"]
+    """Always `assistant`."""
+    content: str
+    """What the model wrote; of a classifier its label."""
+    refusal: None
+    """Always null."""
+
+
+class ChatChoice(Frozen):
+    """The one reply."""
+
+    index: int
+    """Always 0."""
+    message: ChatMessage
+    """The reply."""
+    logprobs: None
+    """Always null."""
+    finish_reason: Literal["stop", "length"]
+    """`length`: it ended at the limit of tokens."""
+
+
+class ChatUsage(Frozen):
+    """Tokens."""
+
+    prompt_tokens: int
+    """That the model read."""
+    completion_tokens: int
+    """That it wrote."""
+    total_tokens: int
+    """Both."""
+
+
+class ChatCompletion(Frozen):
+    """OpenAI's shape of a reply."""
+
+    id: str
+    """Of this answer."""
+    object: Literal["chat.completion"]
+    """Always `chat.completion`."""
+    created: int
+    """Unix time, seconds."""
+    model: str
+    """As it was asked for."""
+    choices: list[ChatChoice]
+    """One."""
+    usage: ChatUsage
+    """How many tokens it took."""
+    system_fingerprint: str
+    """Where the model ran: `cpu` or `cuda`."""
+
+
+class Model(Frozen):
+    """A model that a job delivered."""
+
+    id: str
+    """`ft:<job>`: what `model` of a chat completion takes."""
+    object: Literal["model"]
+    """Always `model`."""
+    created: int
+    """When the job was submitted, Unix seconds."""
+    owned_by: str
+    """Always `longhaul`."""
+
+
+class ModelList(Frozen):
+    """Models that can be asked, newest first."""
+
+    object: Literal["list"]
+    """Always `list`."""
+    data: list[Model]
+
+
+def models(actions: Actions) -> list[Model]:
     """Those that jobs delivered and that are still there, of the newest jobs."""
     found, _ = actions.store.page(Filter(("succeeded",), dry_run=False), limit=MOST_SEARCHED)
     records = [each.parsed().record for each in found]
     return [model_of(each.id, int(each.submitted_at)) for each in records if RunDir(actions.runs / each.id).has_model()]
 
 
-def model_of(job: str, created: int) -> answers.Model:
+def model_of(job: str, created: int) -> Model:
     """One."""
-    return answers.Model(id=f"{PREFIX}{job}", object="model", created=created, owned_by="longhaul")
+    return Model(id=f"{PREFIX}{job}", object="model", created=created, owned_by="longhaul")
 
 
 def generate_body(chat: ChatBody, checkpoint: str | None) -> GenerateBody:
@@ -228,11 +303,11 @@ def generate_body(chat: ChatBody, checkpoint: str | None) -> GenerateBody:
     return body_of({"messages": messages, "stream": bool(chat.stream), **given})
 
 
-def completion(request: Request, chat: ChatBody, output: Output, how: Generated) -> answers.ChatCompletion:
+def completion(request: Request, chat: ChatBody, output: Output, how: Generated) -> ChatCompletion:
     """The reply."""
-    message = answers.ChatMessage(role="assistant", content=output.text, refusal=None)
-    choice = answers.ChatChoice(index=0, message=message, logprobs=None, finish_reason=output.finish_reason)
-    return answers.ChatCompletion(
+    message = ChatMessage(role="assistant", content=output.text, refusal=None)
+    choice = ChatChoice(index=0, message=message, logprobs=None, finish_reason=output.finish_reason)
+    return ChatCompletion(
         id=f"chatcmpl-{request.id}",
         object="chat.completion",
         created=int(time.time()),
@@ -243,9 +318,9 @@ def completion(request: Request, chat: ChatBody, output: Output, how: Generated)
     )
 
 
-def usage_of(output: Output) -> answers.ChatUsage:
+def usage_of(output: Output) -> ChatUsage:
     """Its tokens."""
-    return answers.ChatUsage(
+    return ChatUsage(
         prompt_tokens=output.input_tokens,
         completion_tokens=output.tokens,
         total_tokens=output.input_tokens + output.tokens,

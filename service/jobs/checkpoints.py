@@ -8,12 +8,12 @@ from operator import itemgetter
 
 from pydantic import BaseModel, ValidationError
 
+from jobs.answers import Checkpoint, CheckpointMetrics
 from jobs.disk.rundir import RunDir
 from jobs.evaluation_metrics import EvaluationMetric, cost_of
 from jobs.record import JobRecord
 from jobs.redis.store import read_spec
 from jobs.state import Status
-from service.answers import Checkpoint, CheckpointMetrics
 from service.errors import AnswerFailed
 from service.files.confined import NoFile, content, files_below, open_inside
 from service.reading.metric_series import SeriesCache
@@ -33,15 +33,17 @@ def checkpoints_of(run: RunDir, series: SeriesCache, *, runs_name: str) -> list[
     was evaluated; pruning keeps it."""
     steps = {int(found[1]): name for name in _folders(run) if (found := _NAME.fullmatch(name))}
     shown = [each for step in sorted(steps, reverse=True) if (each := _checkpoint(run, runs_name, step, steps[step]))]
-    losses = series.losses(run.metrics_file, [each.step_number for each in shown]) if shown else []
+    losses = series.losses(run.metrics_file, [each["step_number"] for each in shown]) if shown else []
     for each, loss in zip(shown, losses, strict=True):
-        each.metrics.train_loss = loss
+        if loss is not None:
+            each["metrics"]["train_loss"] = loss
     spec = read_spec(run.spec_text())
     metric = (spec and spec.checkpoint.best) or EvaluationMetric.LOSS
-    costs = [(cost_of(metric, each.metrics.valid_loss, each.metrics.others or {}), each) for each in reversed(shown)]
+    known = [(each["metrics"], each) for each in reversed(shown)]
+    costs = [(cost_of(metric, of.get("valid_loss"), of.get("others", {})), each) for of, each in known]
     evaluated = [(cost, each) for cost, each in costs if cost is not None]
     if evaluated:
-        min(evaluated, key=itemgetter(0))[1].best = True
+        min(evaluated, key=itemgetter(0))[1]["best"] = True
     return shown
 
 
@@ -71,6 +73,11 @@ def _checkpoint(run: RunDir, runs_name: str, step: int, name: str) -> Checkpoint
         state = _State.model_validate_json(content(run.path, f"{path}/state.json"))
     except (NoFile, NotADirectoryError, KeyError, ValidationError):
         return None
+    metrics = CheckpointMetrics(step=step)
+    if state.validation_loss is not None:
+        metrics["valid_loss"] = state.validation_loss
+    if state.metrics:
+        metrics["others"] = state.metrics
     return Checkpoint(
         object="fine_tuning.job.checkpoint",
         id=f"{run.id}/{name}",
@@ -78,7 +85,7 @@ def _checkpoint(run: RunDir, runs_name: str, step: int, name: str) -> Checkpoint
         fine_tuning_job_id=run.id,
         fine_tuned_model_checkpoint=f"{runs_name}/{run.id}/{path}",
         step_number=step,
-        metrics=CheckpointMetrics(step=step, valid_loss=state.validation_loss, others=state.metrics or None),
+        metrics=metrics,
         bytes=sum(status.st_size for status in files.values()),
         best=False,
         path=path,

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from jobs.answers import Export, Push, WorkStatus
 from jobs.disk.rundir import RunDir
 from jobs.errors import Conflict, Damaged, NotFound, WorkerMissing
 from jobs.events import Fault
@@ -25,7 +26,6 @@ from jobs.export import (
 from jobs.redis.requests import Requests, Standing, role_of
 from jobs.state import Status
 from jobs.wrong_spec import explain
-from service.answers.results import Export, Push, WorkStatus
 from service.errors import AnswerFailed
 from service.files.confined import NoFile, content
 from service.jobs.actions import Actions
@@ -82,7 +82,7 @@ class Exports:
 
     def table(self, job: str) -> list[tuple[ExportFormat, Export | None]]:
         """Every format that the model of this job may have, with what there is of it; none without a model."""
-        run, found = self._actions.run(job), {each.format: each for each in self.all(job)}
+        run, found = self._actions.run(job), {each["format"]: each for each in self.all(job)}
         return [(each, found.get(each)) for each in self._model(run).formats] if run.has_model() else []
 
     def push(self, job: str, body: object, client: str) -> Push:

@@ -14,6 +14,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
+from jobs import answers
+from jobs.answers import TrialStatus
 from jobs.disk.removal import PREFIX, remove
 from jobs.disk.rundir import RunDir
 from jobs.errors import Conflict, Damaged, NotFound, UserError
@@ -26,8 +28,6 @@ from jobs.sweeps.record import Rest, SweepRecord, TrialRecord, rest
 from jobs.sweeps.spec import SweepSpec, parse_sweep
 from jobs.version import VERSION
 from jobs.wrong_spec import explain
-from service import answers
-from service.answers.sweeps import TrialStatus
 from service.jobs.actions import Actions
 from service.jobs.submissions import check_name, checked_key, sha256
 
@@ -118,14 +118,13 @@ class Sweeps:
         """How it stands. The answer of one that has ended is kept. Raises Damaged, NotFound."""
         state, kept = sweep.state(), self._ended.get(sweep.id)
         if kept is not None and kept[0] == state:
-            best = kept[1].best
-            if best is not None:  # no event of the sweep says that a job was deleted
-                best = best.model_copy(
-                    update={"gone": _gone(sweep, kept[1].specification["job"], best.status, best.jobs)}
-                )
-            return kept[1].model_copy(update={"best": best})
+            answer = kept[1].copy()
+            if (best := answer["best"]) is not None:  # no event of the sweep says that a job was deleted
+                gone = _gone(sweep, answer["specification"]["job"], best["status"], best["jobs"])
+                answer["best"] = {**best, "gone": gone}
+            return answer
         answer = sweep_answer(sweep, sweep.record())
-        if answer.status != "running":
+        if answer["status"] != "running":
             self._ended[sweep.id] = state, answer
         return answer
 
@@ -181,10 +180,10 @@ class Sweeps:
         rows = csv.writer(text)
         rows.writerow(["trial", "status", spec.by.value, "seconds", "cause", "jobs", *spec.space])
         for trial in trial_answers(found, found.record()):
-            cause = trial.error.message if trial.error else trial.message or ""
-            known: list[Any] = [trial.number, trial.status, "" if trial.value is None else trial.value]
-            cells = [_cell(trial.settings[key]) if key in trial.settings else "" for key in spec.space]
-            rows.writerow([*known, f"{trial.seconds:.3f}", _cell(cause), " ".join(trial.jobs), *cells])
+            cause = trial["error"].message if trial["error"] else trial["message"] or ""
+            known: list[Any] = [trial["number"], trial["status"], "" if trial["value"] is None else trial["value"]]
+            cells = [_cell(trial["settings"][key]) if key in trial["settings"] else "" for key in spec.space]
+            rows.writerow([*known, f"{trial['seconds']:.3f}", _cell(cause), " ".join(trial["jobs"]), *cells])
         return text.getvalue()
 
 

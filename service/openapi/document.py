@@ -13,8 +13,8 @@ from jobs.export import ExportRequest, PushRequest
 from jobs.generation import GenerateBody
 from jobs.spec import JobSpec
 from jobs.sweeps.spec import SweepSpec
-from service import answers
 from service.edge.limits import OPEN
+from service.errors import ErrorResponse
 from service.generation.openai import ChatBody
 from service.jobs.sweeps import Repetition
 from service.openapi import examples
@@ -102,7 +102,7 @@ def document(app: FastAPI, *, examples: dict[str, Any]) -> dict[str, Any]:
             (ChatBody, "validation"),
             (ExportRequest, "validation"),
             (PushRequest, "validation"),
-            (answers.ErrorResponse, "serialization"),
+            (ErrorResponse, "serialization"),
         ],
         ref_template="#/components/schemas/{model}",
     )

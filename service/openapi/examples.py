@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jobs import answers
 from jobs.dataset_report import LengthSummary, Percentiles, PreparedSummary, SideLengths
 from jobs.events import AttemptStarted, Event, Fact, JobChecked, JobPrepared, JobQueued, JobSubmitted
 from jobs.gpus import REFERENCE
@@ -13,7 +14,7 @@ from jobs.plan import CheckSummary, Resolved, make_time_plan
 from jobs.record import fold
 from jobs.redis.store import StoredJob
 from jobs.spec import parse_spec
-from service import answers
+from service.answers import EVENT_LIST, JOB, JOB_LIST
 from service.answers.conversion import event_answer, job_answer, page
 
 _ID = "job-06e1m8c4f0zt3qk5x9wb"
@@ -83,11 +84,11 @@ def by_schema() -> dict[str, Any]:
     ]
     stored = StoredJob(record=fold(_ID, events), spec=_SPEC, position=None, latest=_ROW)
     job = job_answer(stored, runs_name="runs")
-    shown = [event_answer(event) for event in events]
+    events_shown = page(answers.EventList, [event_answer(event) for event in events], has_more=True, by="number")
     return {
-        "Job": job.model_dump(mode="json"),
-        "JobList": page(answers.JobList, [job], has_more=False).model_dump(mode="json"),
-        "EventList": page(answers.EventList, shown, has_more=True).model_dump(mode="json"),
+        "Job": JOB.dump_python(job, mode="json"),
+        "JobList": JOB_LIST.dump_python(page(answers.JobList, [job], has_more=False, by="id"), mode="json"),
+        "EventList": EVENT_LIST.dump_python(EVENT_LIST.validate_python(events_shown), mode="json"),
         "MetricRow": _ROW.model_dump(mode="json"),
         "Checkpoint": {
             "object": "fine_tuning.job.checkpoint",

@@ -12,6 +12,7 @@ from typing import Literal
 
 from markupsafe import Markup, escape
 
+from jobs import answers
 from jobs.attempt import activity_text
 from jobs.comparison.answer import Difference
 from jobs.evaluation_metrics import chosen_text, metric_figure, metric_scale, metric_words
@@ -37,7 +38,6 @@ from jobs.text.units import (
     format_share,
 )
 from jobs.verdict import measured, measured_text
-from service import answers
 from service.pages.trial_charts import clipped, setting_text
 
 # -- words -------------------------------------------------------------------------------------------------------------
@@ -105,27 +105,27 @@ def code(text: str) -> Markup:
 
 def measured_of(shown: answers.Job) -> dict[str, str]:
     """What its model was found to be: the loss and the metrics by their words, with intervals."""
-    return measured(shown.final_loss, shown.final_metrics, shown.final_intervals)
+    return measured(shown["final_loss"], shown["final_metrics"], shown["final_intervals"])
 
 
 def now(shown: answers.Job) -> str:
     """What the job does, or what became of it."""
-    step = f"step {shown.progress.step:,}" + (f" of {shown.steps:,}" if shown.steps else "")
-    if shown.error is not None:
-        return _sentence(shown.error.message)
-    if shown.requested != "none":
-        what = "Pausing" if shown.requested == "pause" else "Cancelling"
+    step = f"step {shown['progress']['step']:,}" + (f" of {shown['steps']:,}" if shown["steps"] else "")
+    if shown["error"] is not None:
+        return _sentence(shown["error"].message)
+    if shown["requested"] != "none":
+        what = "Pausing" if shown["requested"] == "pause" else "Cancelling"
         return f"{what}: it saves a checkpoint, then stops."
-    match shown.status:
+    match shown["status"]:
         case "validating":
-            if shown.queue_position and shown.waiting_reason:
+            if shown["queue_position"] and shown["waiting_reason"]:
                 return _waiting(shown)
-            if shown.activity is not None and shown.activity.phase != shown.stage.value:
-                return _doing(shown.activity)
+            if shown["activity"] is not None and shown["activity"]["phase"] != shown["stage"]:
+                return _doing(shown["activity"])
             return {
                 "check": "Checking the job, the model's configuration and the first rows.",
                 "prepare": "Fetching the model, and reading and tokenizing all rows.",
-            }.get(shown.stage.value, "Being checked.")
+            }.get(shown["stage"], "Being checked.")
         case "queued":
             return _waiting(shown)
         case "running":
@@ -133,51 +133,51 @@ def now(shown: answers.Job) -> str:
         case "paused":
             return f"Paused at {step}. It continues from its checkpoint when it is resumed."
         case "succeeded":
-            if shown.kind == "evaluate":
-                return f"Evaluated in {duration(shown.training_s)}."
-            done = f"Finished after {duration(shown.training_s)} of training"
-            if shown.verdict is not None:
-                return f"{done}: {shown.verdict.text}."
-            if shown.final_loss is not None:
-                return f"{done}. Validation loss {_from_to(shown.first_loss, shown.final_loss)}."
+            if shown["kind"] == "evaluate":
+                return f"Evaluated in {duration(shown['training_s'])}."
+            done = f"Finished after {duration(shown['training_s'])} of training"
+            if shown["verdict"] is not None:
+                return f"{done}: {shown['verdict'].text}."
+            if shown["final_loss"] is not None:
+                return f"{done}. Validation loss {_from_to(shown['first_loss'], shown['final_loss'])}."
             return f"{done}."
         case "cancelled":
-            never = "Cancelled before it trained." if shown.kind == "train" else "Cancelled before it was evaluated."
-            return f"Cancelled at {step}." if shown.attempt else never
+            never = "Cancelled before it trained." if shown["kind"] == "train" else "Cancelled before it was evaluated."
+            return f"Cancelled at {step}." if shown["attempt"] else never
         case "validated":
             return "Checked; a dry run trains nothing."
     return "Its run directory cannot be read."
 
 
 def _waiting(job: answers.Job) -> str:
-    if job.waiting_reason:
-        return _sentence(job.waiting_reason)
-    if job.not_before and (wait := job.not_before - time.time()) > 0:
+    if job["waiting_reason"]:
+        return _sentence(job["waiting_reason"])
+    if job["not_before"] and (wait := job["not_before"] - time.time()) > 0:
         return f"The next attempt begins in {duration(wait)}."
-    place = "Next in the queue" if job.queue_position == 1 else f"Number {job.queue_position} in the queue"
-    starts = "" if job.estimated_start is None else f"; it starts in about {_in(job.estimated_start)}"
-    return f"{place if job.queue_position else 'Waiting'}{starts}."
+    place = "Next in the queue" if job["queue_position"] == 1 else f"Number {job['queue_position']} in the queue"
+    starts = "" if job["estimated_start"] is None else f"; it starts in about {_in(job['estimated_start'])}"
+    return f"{place if job['queue_position'] else 'Waiting'}{starts}."
 
 
 def _running(job: answers.Job, step: str) -> str:
-    progress = job.progress
-    if job.waiting_reason:
-        return _sentence(job.waiting_reason)
-    if job.activity is not None and job.activity.phase != "step":
-        return _doing(job.activity)
-    if job.kind == "evaluate":
+    progress = job["progress"]
+    if job["waiting_reason"]:
+        return _sentence(job["waiting_reason"])
+    if job["activity"] is not None and job["activity"]["phase"] != "step":
+        return _doing(job["activity"])
+    if job["kind"] == "evaluate":
         return "The model is being evaluated."
-    if progress.at is None:
+    if progress["at"] is None:
         return "Starting: the model is being loaded."
-    age = time.time() - progress.at
+    age = time.time() - progress["at"]
     if age > 120:
         return f"Training, {step}; its last figures are {duration(age)} old."
-    left = "" if progress.eta_s is None else f"; {duration(progress.eta_s - age)} left"
+    left = "" if progress["eta_s"] is None else f"; {duration(progress['eta_s'] - age)} left"
     return f"Training, {step}{left}."
 
 
 def _doing(activity: answers.JobActivity) -> str:
-    return _sentence(activity_text(activity.words, activity.since, activity.fraction))
+    return _sentence(activity_text(activity["words"], activity["since"], activity["fraction"]))
 
 
 def _from_to(first: float | None, last: float) -> str:

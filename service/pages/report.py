@@ -44,7 +44,7 @@ def report_of(actions: Actions, kept: SeriesCache, render: Renderer, job: str) -
     stored = actions.find(job)
     one = job_answer(stored.parsed() if isinstance(stored, RawJob) else stored, runs_name=actions.runs.name)
     run = actions.run(job)
-    events = actions.events(job, after=max(0, one.event_number - MOST_EVENTS), limit=MOST_EVENTS)
+    events = actions.events(job, after=max(0, one["event_number"] - MOST_EVENTS), limit=MOST_EVENTS)
     story = story_of(events)
     rows = kept.points(
         run.metrics_file, after_step=-1, points=CHART_POINTS, fields=["loss", "learning_rate", "rows_per_s"]
@@ -60,7 +60,7 @@ def report_of(actions: Actions, kept: SeriesCache, render: Renderer, job: str) -
         "report.html",
         job=one,
         style=Markup(style),
-        spec_json=_clipped(one.spec.model_dump_json(indent=2, exclude_defaults=True), 5) if one.spec else None,
+        spec_json=_clipped(one["spec"].model_dump_json(indent=2, exclude_defaults=True), 5) if one["spec"] else None,
         preview=if_whole(actions, job, PREVIEW, DataPreview),
         report=if_whole(actions, job, "dataset.json", DatasetReport),
         full_plan=plan,

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from jobs import answers
 from jobs.sweeps.space import Parameter, Value
 from jobs.sweeps.spec import SweepSpec
 from jobs.text.units import format_number
-from service import answers
 from service.pages.line_chart import span, ticks
 
 MOST_DRAWN = 2000
@@ -107,10 +107,10 @@ class TrialCharts:
 
 def trial_charts(spec: SweepSpec, trials: Sequence[Trial]) -> TrialCharts | None:
     """Of all trials of a sweep. None: none has a value, and none has failed."""
-    ranked = best_first(spec, [trial for trial in trials if trial.status == "succeeded"])
+    ranked = best_first(spec, [trial for trial in trials if trial["status"] == "succeeded"])
     best = _emphasized(ranked)[::-1]
-    equal = tuple(sorted(trial.number for trial in ranked if trial.value == ranked[0].value))
-    shown = [trial for trial in trials[-MOST_DRAWN:] if trial.status in DRAWN]
+    equal = tuple(sorted(trial["number"] for trial in ranked if trial["value"] == ranked[0]["value"]))
+    shown = [trial for trial in trials[-MOST_DRAWN:] if trial["status"] in DRAWN]
     known = [value for trial in [*best, *shown] if (value := _value(trial)) is not None]
     if not shown and not best:
         return None
@@ -124,7 +124,7 @@ def trial_charts(spec: SweepSpec, trials: Sequence[Trial]) -> TrialCharts | None
         value_ticks=tuple((_down(place, TOP, FLOOR), text) for place, text in metric.ticks),
         scatters=tuple(_scatter(axis, metric, shown, best) for axis in parameters),
         parallel=_parallel([*parameters, metric], shown, best),
-        drawn=frozenset(trial.status for trial in shown)
+        drawn=frozenset(trial["status"] for trial in shown)
         | {"best" if _equal(trial, best) else "next" for trial in best},
         equal=equal,
         beyond=sum(not low <= value <= high for value in known),
@@ -135,7 +135,7 @@ def trial_charts(spec: SweepSpec, trials: Sequence[Trial]) -> TrialCharts | None
 def _emphasized(ranked: Sequence[Trial]) -> list[Trial]:
     """Those as good as the first, and those after them as far as there is room; of equal ones all or none."""
     found: list[Trial] = []
-    for _, group in groupby(ranked, key=lambda trial: trial.value):
+    for _, group in groupby(ranked, key=lambda trial: trial["value"]):
         alike = list(group)
         if found and len(found) + len(alike) > EMPHASIZED:
             break
@@ -145,13 +145,13 @@ def _emphasized(ranked: Sequence[Trial]) -> list[Trial]:
 
 def _equal(trial: Trial, best: Sequence[Trial]) -> bool:
     """Whether it is as good as the best, which is the last."""
-    return trial.value == best[-1].value
+    return trial["value"] == best[-1]["value"]
 
 
 def best_first(spec: SweepSpec, trials: Sequence[Trial]) -> list[Trial]:
     """Those with a value: what succeeded before what was pruned, for its value is of an earlier evaluation."""
     cost = spec.by.cost
-    found = [(trial.status != "succeeded", cost(value), trial.number, trial)
+    found = [(trial["status"] != "succeeded", cost(value), trial["number"], trial)
              for trial in trials if (value := _value(trial)) is not None]  # fmt: skip
     return [trial for *_, trial in sorted(found, key=lambda each: each[:3])]
 
@@ -175,7 +175,7 @@ def clipped(text: str, most: int) -> str:
 
 
 def _value(trial: Trial) -> float | None:
-    return None if trial.value is None or not math.isfinite(trial.value) else trial.value
+    return None if trial["value"] is None or not math.isfinite(trial["value"]) else trial["value"]
 
 
 def _fenced(values: Sequence[float], *, higher_is_better: bool) -> tuple[float, float]:
@@ -234,7 +234,7 @@ def _down(place: float, top: float, floor: float) -> float:
 
 def _scatter(x: Axis, metric: Axis, trials: Sequence[Trial], best: Sequence[Trial]) -> Scatter:
     def at(trial: Trial) -> tuple[float, float] | None:
-        across = x.place(trial.settings[x.name]) if x.name in trial.settings else None
+        across = x.place(trial["settings"][x.name]) if x.name in trial["settings"] else None
         up = metric.place(_value(trial))
         return None if across is None else (_across(across), STRIP if up is None else _down(up, TOP, FLOOR))
 
@@ -245,7 +245,7 @@ def _scatter(x: Axis, metric: Axis, trials: Sequence[Trial], best: Sequence[Tria
             places[where].append(trial)
     for trial in trials:
         if (where := at(trial)) is not None:
-            marks[trial.status].append(_mark(trial.status, *where))
+            marks[trial["status"]].append(_mark(trial["status"], *where))
     return Scatter(
         x,
         tuple((_across(place), text) for place, text in x.ticks),
@@ -267,7 +267,8 @@ def _parallel(axes: Sequence[Axis], trials: Sequence[Trial], best: Sequence[Tria
 
     def line(trial: Trial) -> str:
         """From axis to axis; without a value it ends before the last."""
-        ups = [axis.place(trial.settings[axis.name]) if axis.name in trial.settings else None for axis in parameters]
+        given = trial["settings"]
+        ups = [axis.place(given[axis.name]) if axis.name in given else None for axis in parameters]
         downs = [LINES_UNUSED if up is None else _down(up, LINES_TOP, LINES_FLOOR) for up in ups]
         if (up := metric.place(_value(trial))) is not None:
             downs.append(_down(up, LINES_TOP, LINES_FLOOR))
@@ -275,10 +276,11 @@ def _parallel(axes: Sequence[Axis], trials: Sequence[Trial], best: Sequence[Tria
 
     lines = defaultdict[str, list[str]](list)
     for trial in trials:
-        lines[trial.status].append(line(trial))
+        lines[trial["status"]].append(line(trial))
+    settings = [each["settings"] for each in [*trials, *best]]
     return Parallel(
         tuple(zip(places, axes, strict=True)),
-        frozenset(axis.name for axis in parameters if any(axis.name not in each.settings for each in [*trials, *best])),
+        frozenset(axis.name for axis in parameters if any(axis.name not in given for given in settings)),
         {status: "".join(each) for status, each in lines.items()},
         tuple((line(trial), trial, _equal(trial, best)) for trial in best),
     )

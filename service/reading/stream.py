@@ -20,6 +20,7 @@ from jobs.disk.files import regular
 from jobs.events import Event
 from jobs.redis.feed import Feed
 from jobs.text.units import format_duration
+from service.answers import EVENT
 from service.answers.conversion import event_answer, unread_event
 from service.errors import TooManyStreams
 
@@ -63,7 +64,7 @@ class Stream(StreamingResponse):
 def frame(event: Event) -> bytes:
     """A server-sent event: `id` is the event's number, `event` its type, `data` its JSON."""
     shown = event_answer(event)
-    return _frame(shown.number, event.type, shown.model_dump_json())
+    return _frame(event.number, event.type, EVENT.dump_json(EVENT.validate_python(shown)).decode())
 
 
 def unread_frame(job: str, number: int, raw: bytes) -> bytes:

@@ -9,11 +9,11 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from pydantic import ValidationError
 
+from jobs import answers
 from jobs.data_names import DATA_SUFFIXES, UPLOADED, data_format
 from jobs.dataset_report import DatasetReport
 from jobs.errors import Conflict, UserError
 from jobs.state import Status
-from service import answers
 from service.answers.conversion import page
 from service.files.confined import NoFile, content
 from service.files.uploads import Uploaded, Uploads
@@ -54,7 +54,7 @@ def routes(actions: Actions, uploads: Uploads) -> APIRouter:
         users = actions.store.using(dataset.name)
         report, report_job = _newest_report(actions, [job for job, _ in users])
         return answers.DatasetDetail(
-            **dict(_answer(dataset)),
+            **_answer(dataset),
             jobs=[job for job, _ in users[:_SHOWN_JOBS]],
             in_use=bool(needed_by(users)),
             report=report,
@@ -111,7 +111,7 @@ def routes(actions: Actions, uploads: Uploads) -> APIRouter:
     ) -> answers.DatasetList:
         """In order of name."""
         found, has_more = uploads.page(after, limit)
-        return page(answers.DatasetList, [_answer(dataset) for dataset in found], has_more=has_more)
+        return page(answers.DatasetList, [_answer(dataset) for dataset in found], has_more=has_more, by="name")
 
     @router.get("/{name}", responses=documented(404))
     def get_dataset(name: DatasetName) -> answers.DatasetDetail:

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request
 
+from jobs import answers
 from jobs.export import ExportFormat
-from service import answers
 from service.answers.conversion import page
 from service.edge.body import read_json
 from service.jobs.exports import Exports

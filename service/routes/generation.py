@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from jobs import answers
 from jobs.errors import NotFound
-from service import answers
 from service.edge.body import read_json
 from service.edge.redaction import as_written
 from service.generation import openai
@@ -52,13 +52,13 @@ def routes(actions: Actions, asking: Asking, streams: Streams, *, keep_alive_s: 
 
     @router.post(
         "/v1/chat/completions",
-        response_model=answers.ChatCompletion,
+        response_model=openai.ChatCompletion,
         responses=documented(404, 408, 409, 413, 422) | CHAT_STREAM,
         openapi_extra=CHAT_BODY,
     )
     async def create_chat_completion(
         request: Request, given: Annotated[Any, Depends(read_json)]
-    ) -> answers.ChatCompletion | Response:
+    ) -> openai.ChatCompletion | Response:
         """The same in the shape of OpenAI's chat completions, for clients that know it: `model` is `ft:` and a job."""
         chat = openai.chat_body(given)
         job, checkpoint = await run_in_threadpool(openai.named_job, actions, chat.model)
@@ -74,14 +74,14 @@ def routes(actions: Actions, asking: Asking, streams: Streams, *, keep_alive_s: 
         return openai.completion(asked, chat, output, how)
 
     @router.get("/v1/models", responses=documented())
-    def list_models() -> answers.ModelList:
+    def list_models() -> openai.ModelList:
         """Models that jobs delivered, newest first, as OpenAI lists them."""
-        return answers.ModelList(object="list", data=openai.models(actions))
+        return openai.ModelList(object="list", data=openai.models(actions))
 
     @router.get("/v1/models/{model:path}", responses=documented(404, 422))
     def get_model(
         model: Annotated[str, Path(description="`ft:` and the id or the name of a job.", examples=["ft:chef"])],
-    ) -> answers.Model:
+    ) -> openai.Model:
         """One of them, by `ft:` and the id or the name of a job."""
         job, _ = openai.named_job(actions, model)
         run = actions.run(job)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -16,20 +17,28 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from jobs import answers
 from jobs.disk.files import probe
 from jobs.errors import Recovering, StoreUnavailable
 from jobs.estimate import present
+from jobs.frozen import Frozen
 from jobs.heartbeat import Worker
 from jobs.metrics import MetricRow
 from jobs.record import JobRecord
 from jobs.redis.gauges import Gauges, Snapshot
 from jobs.redis.store import Store
 from jobs.redis.workers import Workers
-from service import answers
 from service.errors import error_response
 from service.files.uploads import Uploads
 from service.openapi.documented import documented
 from service.reading.stream import Streams
+
+
+class Health(Frozen):
+    """All is well."""
+
+    status: Literal["ok"]
+    """Always `ok`: what is not well is an error."""
 
 
 def routes(*, store: Store, runs: Path, uploads: Uploads) -> APIRouter:
@@ -39,12 +48,12 @@ def routes(*, store: Store, runs: Path, uploads: Uploads) -> APIRouter:
     needs: dict[str, Callable[[], None]] = {"runs": partial(probe, runs), "uploads": uploads.probe}
 
     @router.get("/live", responses=documented(everywhere=(500,)))
-    def health_live() -> answers.Health:
+    def health_live() -> Health:
         """The process answers."""
-        return answers.Health(status="ok")
+        return Health(status="ok")
 
-    @router.get("/ready", response_model=answers.Health, responses=documented(503, everywhere=(500,)))
-    def health_ready() -> answers.Health | JSONResponse:
+    @router.get("/ready", response_model=Health, responses=documented(503, everywhere=(500,)))
+    def health_ready() -> Health | JSONResponse:
         """What `POST /jobs` and `PUT /datasets/{name}` need: Redis, the folder of runs and that of uploads take writes.
 
         Otherwise 503, whose `param` says which of them fails: `redis`, `runs` or `uploads`."""
@@ -58,7 +67,7 @@ def routes(*, store: Store, runs: Path, uploads: Uploads) -> APIRouter:
             except OSError as error:
                 message = f"the folder of {param} cannot be written: {os.strerror(error.errno or 0)}"
                 return error_response(503, "not_ready", message, param=param)
-        return answers.Health(status="ok")
+        return Health(status="ok")
 
     return router
 

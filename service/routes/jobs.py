@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from jobs import answers
 from jobs.disk.files import read_regular
 from jobs.errors import NotFound, UserError
 from jobs.memory_plan import PICTURE
@@ -17,7 +18,6 @@ from jobs.redis.feed import Feed
 from jobs.redis.queries import Filter
 from jobs.redis.store import StoredJob
 from jobs.state import Status
-from service import answers
 from service.answers.conversion import event_answer, job_answer, job_json, job_list_json, page
 from service.edge.body import read_json
 from service.jobs.actions import Actions, Model
@@ -244,7 +244,8 @@ def event_routes(actions: Actions, feed: Feed, streams: Streams, *, keep_alive_s
     def past(job: str, after: int, limit: int) -> answers.EventList:
         actions.find(job)
         events = actions.events(job, after=after, limit=limit + 1)
-        return page(answers.EventList, [event_answer(event) for event in events[:limit]], has_more=len(events) > limit)
+        shown = [event_answer(event) for event in events[:limit]]
+        return page(answers.EventList, shown, has_more=len(events) > limit, by="number")
 
     @router.get("/{job}/events", response_model=answers.EventList, responses=documented(404, 409, 422) | EVENT_STREAM)
     async def list_events(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from jobs import answers
 from jobs.data_names import DATA_SUFFIXES
 from jobs.errors import NotFound, UserError
 from jobs.events import EVENT_TYPES, Fault
@@ -12,7 +13,6 @@ from jobs.preview import FILE as PREVIEW
 from jobs.preview import DataPreview
 from jobs.redis.store import RawJob
 from jobs.spec import JobSpec
-from service import answers
 from service.answers.conversion import job_answer
 from service.files.uploads import Uploads
 from service.jobs.actions import Actions
@@ -36,14 +36,14 @@ def routes(actions: Actions, uploads: Uploads, render: Renderer) -> APIRouter:
 
     def dry_run(name: str) -> answers.Job:
         job = job_of(name)
-        if not job.dry_run:
+        if not job["dry_run"]:
             raise UserError(f"job {name} is no dry run: to begin with its specification, open /new?clone={name}")
         return job
 
     def found_out(job: answers.Job | None) -> tuple[Plan | None, DataPreview | None]:
         if job is None:
             return None, None
-        return actions.document(job.id, "plan.json", Plan), actions.document(job.id, PREVIEW, DataPreview)
+        return actions.document(job["id"], "plan.json", Plan), actions.document(job["id"], PREVIEW, DataPreview)
 
     @router.get("/new")
     def new_job_page(
@@ -66,19 +66,19 @@ def routes(actions: Actions, uploads: Uploads, render: Renderer) -> APIRouter:
             older = dry_run(shown) if shown else None
         except NotFound:  # deleted since
             older = None
-        complete = checked is not None and checked.status == "validated"
+        complete = checked is not None and checked["status"] == "validated"
         plan, preview = found_out(checked if complete else older)
-        error = checked.error if checked else None
-        if error and recognize and error.code == "no_usable_columns" and checked and checked.model != RECOGNIZERS[-1]:
-            error = None  # the next recognizer is asked
+        error = checked["error"] if checked else None
+        if checked and error and recognize and error.code == "no_usable_columns":
+            error = error if checked["model"] == RECOGNIZERS[-1] else None  # the next recognizer is asked
         unread = found_out(checked)[1] if error else None
         if unread and unread.unrecognized:
             preview = unread
-        if not complete and not (checked and older and checked.model == older.model):
+        if not complete and not (checked and older and checked["model"] == older["model"]):
             plan = None  # another model's says nothing about this one's
         began = checked or source
-        given = filled_in(began.spec) if began and began.spec else {"data.train": data}
-        given["model"] = began.model if began and not recognize else ""
+        given = filled_in(began["spec"]) if began and began["spec"] else {"data.train": data}
+        given["model"] = began["model"] if began and not recognize else ""
         if complete and plan and preview:
             kind = kind or kind_of(plan, preview)
         plain = [each for each in DATA_SUFFIXES if not each.endswith((".gz", ".zst"))]
@@ -109,10 +109,10 @@ def _field_of(error: Fault | None) -> str | None:
 
 def _minimal(source: answers.Job | None) -> str:
     """JSON of what a job sets."""
-    return source.spec.model_dump_json(exclude_defaults=True) if source and source.spec else ""
+    return source["spec"].model_dump_json(exclude_defaults=True) if source and source["spec"] else ""
 
 
 def _changed(source: answers.Job | None, checked: answers.Job | None) -> list[tuple[str, str, str]]:
     """What a clone has changed so far."""
-    specs: list[JobSpec] = [each.spec for each in (source, checked) if each and each.spec]
+    specs: list[JobSpec] = [each["spec"] for each in (source, checked) if each and each["spec"]]
     return changes(*specs) if len(specs) == 2 else []

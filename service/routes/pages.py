@@ -15,6 +15,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import Match
 from starlette.types import Scope
 
+from jobs import answers
 from jobs.dataset_report import DatasetReport
 from jobs.errors import Damaged, LonghaulError, NotFound
 from jobs.evaluation_metrics import CONFUSION, ConfusionMatrix
@@ -25,7 +26,6 @@ from jobs.preview import FILE as PREVIEW
 from jobs.preview import DataPreview
 from jobs.redis.queries import Filter
 from jobs.redis.store import RawJob
-from service import answers
 from service.answers.conversion import event_answer, job_answer
 from service.errors import invalid_response, longhaul_error_response, wants_page
 from service.files.confined import files_of
@@ -120,7 +120,9 @@ def routes(
             found = _with_queue(actions, found, status or ["running", "queued"])
         jobs = _in_order([shown(job) for job in found])
         at = {job.id: job.record.gpu for job in found}
-        gpus = {job.id: next((gpu.name for gpu in job.gpus if gpu.uuid == at[job.id]), None) for job in jobs}
+        gpus = {
+            job["id"]: next((gpu["name"] for gpu in job["gpus"] if gpu["uuid"] == at[job["id"]]), None) for job in jobs
+        }
         query = {"status": list(status or ()), "label": label, "text": text, "dry_run": "true" if dry_run else ""}
         return render.page(
             request, "jobs.html", jobs=jobs, gpus=gpus, has_more=has_more, states=STATES, query=query,
@@ -146,7 +148,7 @@ def routes(
         one = job_answer(stored.parsed() if isinstance(stored, RawJob) else stored, runs_name=actions.runs.name)
         values: dict[str, object] = {}
         if tab in ("overview", "samples"):
-            told = story(job, one.event_number)
+            told = story(job, one["event_number"])
             evaluation = told.at(step)
             values |= {"story": told, "evaluation": evaluation}
             values |= {"samples": told.samples(evaluation) if evaluation else [], "step": step}
@@ -164,7 +166,7 @@ def routes(
                     raise
                 plan = None
             values |= {"full_plan": plan, "on_gpu": not (plan and plan.memory and plan.memory.device == "cpu")}
-            values["measured"] = story(job, one.event_number).peak_bytes
+            values["measured"] = story(job, one["event_number"]).peak_bytes
         if tab in ("overview", "events"):
             values |= _events(actions, one, before=before, limit=8 if tab == "overview" else 100, kind=kind)
             values |= {"kind": kind, "kinds": KINDS}
@@ -176,20 +178,20 @@ def routes(
             newest_first = sorted((folder.name for folder in run.checkpoints.glob("step-*")), reverse=True)
             delivered = run.has_model()
             values |= {"delivered": delivered, "checkpoints": newest_first, "askable": delivered or newest_first}
-            values["classifies"] = isinstance(one.plan, CheckSummary) and one.plan.task == "classification"
-            never = one.dry_run or one.kind == "evaluate"
+            values["classifies"] = isinstance(one["plan"], CheckSummary) and one["plan"].task == "classification"
+            never = one["dry_run"] or one["kind"] == "evaluate"
             values["why_no_model"] = (
-                why_no_model(run.record())[0] if never or (one.finished_at and not delivered) else ""
+                why_no_model(run.record())[0] if never or (one["finished_at"] and not delivered) else ""
             )
         if tab == "files":
             run = actions.run(job)
             values["checkpoints"] = checkpoints_of(run, kept, runs_name=actions.runs.name)
-            values["exports"] = exports.table(one.id) if one.status == "succeeded" else []
+            values["exports"] = exports.table(one["id"]) if one["status"] == "succeeded" else []
             values["folders"] = folders_of(files_of(run.path))
         if tab == "reproduce":
             scheme = "https" if is_encrypted(request) else "http"
             values["base_url"] = public_url or f"{scheme}://{request.url.netloc}"
-            values["spec_json"] = one.spec.model_dump_json(indent=2, exclude_defaults=True) if one.spec else None
+            values["spec_json"] = one["spec"].model_dump_json(indent=2, exclude_defaults=True) if one["spec"] else None
         return render.page(
             request, "job.html", job=one, tab=tab, tabs=TABS, event_types=" ".join(EVENT_TYPES), **values
         )
@@ -224,12 +226,12 @@ def routes(
             each.gpu.uuid: [
                 job
                 for job in _in_order(waiting)
-                if job.queue_position and any(g.uuid == each.gpu.uuid and g.can_take for g in job.gpus)
+                if job["queue_position"] and any(g["uuid"] == each.gpu.uuid and g["can_take"] for g in job["gpus"])
             ]
             for each in workers
             if each.gpu
         }
-        stuck = [job for job in waiting if job.waiting_reason]
+        stuck = [job for job in waiting if job["waiting_reason"]]
         version = next(((each.versions or {}).get("longhaul") for each in workers if each.stage == "publish"), None)
         return render.page(
             request, "workers.html", devices=by_device(workers), suits=suits, stuck=stuck,
@@ -297,8 +299,8 @@ def _in_order(jobs: Sequence[answers.Job]) -> list[answers.Job]:
     """Those at work, then those that wait for a GPU in the order of their turn, then the others as they were."""
 
     def place(job: answers.Job) -> tuple[int, int]:
-        waits = job.status == "queued" and job.queue_position is not None
-        return (0 if job.status == "running" else 1 if waits else 2, job.queue_position or 0 if waits else 0)
+        waits = job["status"] == "queued" and job["queue_position"] is not None
+        return (0 if job["status"] == "running" else 1 if waits else 2, job["queue_position"] or 0 if waits else 0)
 
     return sorted(jobs, key=place)
 
@@ -307,8 +309,8 @@ def _events(
     actions: Actions, job: answers.Job, *, before: int | None, limit: int, kind: EventKind
 ) -> dict[str, object]:
     """The newest events of a kind before a number, newest first."""
-    last = min(before - 1 if before else job.event_number, job.event_number)
+    last = min(before - 1 if before else job["event_number"], job["event_number"])
     first = max(0, last - (MOST_EVENTS if kind else limit))
-    found = actions.events(job.id, after=first, limit=last - first) if last > first else []
+    found = actions.events(job["id"], after=first, limit=last - first) if last > first else []
     shown, more = newest_of(kind, found, limit)
     return {"events": [event_answer(event) for event in shown], "earlier": more or (first + 1 if first else None)}

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 
-from service import answers
+from jobs import answers
 from service.answers.conversion import page
 from service.files.confined import answer, files_of, find
 from service.jobs.actions import Actions
@@ -33,8 +33,8 @@ def routes(actions: Actions, kept: SeriesCache) -> APIRouter:
         """Checkpoints, newest first: download one from `/jobs/{job}/files/{path}`, or start another job with its `id`
         as `resume_from`. The newest few are kept (`checkpoint.keep`), and the best one."""
         found = checkpoints_of(actions.run(job), kept, runs_name=actions.runs.name)
-        later = [each for each in found if after is None or each.id < after]
-        return page(answers.CheckpointList, later[:limit], has_more=len(later) > limit)
+        later = [each for each in found if after is None or each["id"] < after]
+        return page(answers.CheckpointList, later[:limit], has_more=len(later) > limit, by="id")
 
     @router.get("/{job}/files", responses=documented(404, 422))
     def list_files(
@@ -48,7 +48,7 @@ def routes(actions: Actions, kept: SeriesCache) -> APIRouter:
             answers.RunFile(object="file", path=file.path, bytes=file.status.st_size, modified_at=file.status.st_mtime)
             for file in found[:limit]
         ]
-        return page(answers.RunFileList, shown, has_more=len(found) > limit)
+        return page(answers.RunFileList, shown, has_more=len(found) > limit, by="path")
 
     @router.head("/{job}/files/{path:path}", include_in_schema=False)
     @router.get(

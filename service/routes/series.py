@@ -9,10 +9,10 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.concurrency import run_in_threadpool
 
+from jobs import answers
 from jobs.disk.rundir import RunDir
 from jobs.errors import Damaged
 from jobs.redis.feed import Feed
-from service import answers
 from service.jobs.actions import Actions
 from service.openapi.documented import METRIC_FIELDS, NEXT_OFFSET, JobId, documented
 from service.reading.metric_series import SeriesCache, chosen

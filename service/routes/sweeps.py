@@ -9,8 +9,8 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from jobs import answers
 from jobs.sweeps.spec import SweepSpec
-from service import answers
 from service.answers.conversion import page
 from service.edge.body import read_json
 from service.jobs.sweeps import Sweeps, sweep_answer, trial_answers
@@ -36,7 +36,7 @@ def routes(sweeps: Sweeps) -> APIRouter:
     ) -> answers.Sweep:
         """A new sweep (202), or the one that this Idempotency-Key and body made before. Each of its trials is a job."""
         sweep = sweeps.submit(body, key=idempotency_key)
-        response.headers["Location"] = f"/sweeps/{sweep.id}"
+        response.headers["Location"] = f"/sweeps/{sweep['id']}"
         return sweep
 
     @router.get("", responses=documented(422))
@@ -46,7 +46,7 @@ def routes(sweeps: Sweeps) -> APIRouter:
     ) -> answers.SweepList:
         """Newest first."""
         found, has_more = sweeps.page(after=after, limit=limit)
-        return page(answers.SweepList, found, has_more=has_more)
+        return page(answers.SweepList, found, has_more=has_more, by="id")
 
     @router.get("/{sweep}", responses=documented(404, 409))
     def get_sweep(sweep: SweepId) -> answers.Sweep:
@@ -88,7 +88,7 @@ def routes(sweeps: Sweeps) -> APIRouter:
     ) -> answers.Sweep:
         """A new sweep that trains the best trial, or another, with other seeds: how much of it was luck."""
         made = sweeps.repeat(sweep, body, key=idempotency_key)
-        response.headers["Location"] = f"/sweeps/{made.id}"
+        response.headers["Location"] = f"/sweeps/{made['id']}"
         return made
 
     @router.delete("/{sweep}", responses=documented(404, 409))
@@ -145,5 +145,5 @@ def _sorted(spec: SweepSpec, trials: Sequence[answers.Trial], sort: Order) -> li
     if sort in ("number", "-number"):
         return newest_first if sort == "-number" else list(trials)
     ranked = best_first(spec, trials)
-    known = {trial.number for trial in ranked}
-    return ranked[:: 1 if sort == "value" else -1] + [trial for trial in newest_first if trial.number not in known]
+    known = {trial["number"] for trial in ranked}
+    return ranked[:: 1 if sort == "value" else -1] + [trial for trial in newest_first if trial["number"] not in known]

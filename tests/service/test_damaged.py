@@ -9,11 +9,11 @@ from typing import get_args
 
 import pytest
 
+from jobs.answers import ShownStatus
 from jobs.disk.rundir import RunDir
 from jobs.events import AttemptStarted
 from jobs.redis.connection import Tickets, connect
 from jobs.state import DAMAGED, Stage, Status
-from service.answers import ShownStatus
 from tests.service.damage import destroyed_line, half_a_plan, half_a_spec, no_events, queued, reconciler
 from tests.service.running import Service
 from tests.support.samples import QUEUED, stumble_over

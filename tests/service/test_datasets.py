@@ -19,9 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
+from jobs import answers
 from jobs.data_names import DATA_SUFFIXES
-from service import answers
 from service.files import uploads
 from tests.service.raw import begin, exchange, finish
 from tests.service.running import Service, running
@@ -54,10 +55,10 @@ def test_an_upload_is_a_data_set_with_its_checksum(service: Service) -> None:
     answer = service.request("PUT", "/datasets/rows.jsonl", data=ROWS, headers=digest(ROWS))
     assert answer.status_code == 201
     assert answer.headers["Location"] == "/datasets/rows.jsonl"
-    dataset = answers.Dataset.model_validate(answer.json())
-    assert (dataset.name, dataset.uri, dataset.format) == ("rows.jsonl", "dataset:rows.jsonl", "jsonl")
-    assert (dataset.bytes, dataset.sha256) == (len(ROWS), hashlib.sha256(ROWS).hexdigest())
-    assert before <= dataset.created_at <= time.time()
+    dataset = TypeAdapter(answers.Dataset).validate_python(answer.json())
+    assert (dataset["name"], dataset["uri"], dataset["format"]) == ("rows.jsonl", "dataset:rows.jsonl", "jsonl")
+    assert (dataset["bytes"], dataset["sha256"]) == (len(ROWS), hashlib.sha256(ROWS).hexdigest())
+    assert before <= dataset["created_at"] <= time.time()
     assert stored(service) == ROWS
     assert folders(service) == ["rows.jsonl"]
 
@@ -317,11 +318,11 @@ def test_data_sets_are_listed_by_name_in_pages(service: Service) -> None:
         assert service.request("PUT", f"/datasets/{name}", data=ROWS).status_code == 201
     seen, after = [], ""
     while True:
-        page = answers.DatasetList.model_validate(service.get(f"/datasets?limit=2&after={after}").json())
-        seen += [dataset.name for dataset in page.data]
-        if not page.has_more:
+        page = TypeAdapter(answers.DatasetList).validate_python(service.get(f"/datasets?limit=2&after={after}").json())
+        seen += [dataset["name"] for dataset in page["data"]]
+        if not page["has_more"]:
             break
-        after = str(page.last_id)
+        after = str(page["last_id"])
     assert seen == sorted(names)
 
 
@@ -337,9 +338,9 @@ def test_a_job_names_it_and_then_it_cannot_be_deleted(service: Service) -> None:
     assert service.get("/datasets/third.jsonl").json()["jobs"] == [mixed]
     assert service.get(f"/jobs/{mixed}").json()["training_file"] == "rows.jsonl, dataset:third.jsonl"
     for name in ("rows.jsonl", "other.jsonl"):
-        dataset = answers.DatasetDetail.model_validate(service.get(f"/datasets/{name}").json())
-        assert (dataset.jobs, dataset.in_use) == (jobs[::-1][:10], True)
-        assert (dataset.report, dataset.report_job) == (None, None)
+        dataset = TypeAdapter(answers.DatasetDetail).validate_python(service.get(f"/datasets/{name}").json())
+        assert (dataset["jobs"], dataset["in_use"]) == (jobs[::-1][:10], True)
+        assert (dataset["report"], dataset["report_job"]) == (None, None)
         refused = service.request("DELETE", f"/datasets/{name}")
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "dataset_in_use")
         assert jobs[-1] in refused.json()["error"]["message"]
@@ -349,7 +350,7 @@ def test_a_job_names_it_and_then_it_cannot_be_deleted(service: Service) -> None:
     assert service.get("/datasets/rows.jsonl").json()["in_use"] is False
     deleted = service.request("DELETE", "/datasets/rows.jsonl")
     assert deleted.json() == {"name": "rows.jsonl", "object": "dataset", "deleted": True}
-    assert answers.DeletedDataset.model_validate(deleted.json())
+    assert TypeAdapter(answers.DeletedDataset).validate_python(deleted.json())
     assert service.request("DELETE", "/datasets/rows.jsonl").status_code == 404
     assert service.get("/datasets/rows.jsonl").status_code == 404
     assert folders(service) == ["other.jsonl", "third.jsonl"]

@@ -18,8 +18,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from pydantic import TypeAdapter
 
-from service import answers
+from jobs import answers
 from service.edge import connections
 from tests.service.raw import begin, exchange
 from tests.service.running import Service
@@ -63,21 +64,23 @@ def test_files_are_listed_in_pages_and_each_can_be_had(service: Service, job: st
     seen: list[answers.RunFile] = []
     after = ""
     while True:
-        page = answers.RunFileList.model_validate(service.get(f"/jobs/{job}/files?limit=2&after={after}").json())
-        seen += page.data
-        if not page.has_more:
+        page = TypeAdapter(answers.RunFileList).validate_python(
+            service.get(f"/jobs/{job}/files?limit=2&after={after}").json()
+        )
+        seen += page["data"]
+        if not page["has_more"]:
             break
-        after = str(page.last_id)
-    paths = [file.path for file in seen]
+        after = str(page["last_id"])
+    paths = [file["path"] for file in seen]
     assert paths == sorted(paths)
     assert set(paths) == {
         "events.jsonl", "spec.json", "model/config.json", "model/model.safetensors", "model/onnx/empty.txt",
     }  # fmt: skip
     for file in seen:
-        answer = service.get(f"/jobs/{job}/files/{file.path}")
-        assert answer.content == (run / file.path).read_bytes()
-        assert len(answer.content) == file.bytes
-        assert file.modified_at == (run / file.path).stat().st_mtime
+        answer = service.get(f"/jobs/{job}/files/{file['path']}")
+        assert answer.content == (run / file["path"]).read_bytes()
+        assert len(answer.content) == file["bytes"]
+        assert file["modified_at"] == (run / file["path"]).stat().st_mtime
 
 
 def test_what_is_our_own_business_is_neither_listed_nor_had(service: Service, job: str) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from jobs.answers import Trial
 from jobs.disk.rundir import RunDir
 from jobs.events import AttemptEnded, AttemptStarted, Event, MemoryPlanned
 from jobs.gpus import GpuFacts
 from jobs.memory_plan import TEST_LIMIT
 from jobs.text.units import MIB
-from longhaul.answers import TrialDict
 from tests.simulated_gpu.machine import JOB as USUAL
 from tests.simulated_gpu.machine import Machine
 from tests.support.samples import facts_of
@@ -59,7 +59,7 @@ def test_a_trial_that_runs_out_of_memory_disturbs_none_of_those_beside_it(tmp_pa
     gpu = {TEST_LIMIT: str(LIMIT), "SIMGPU_TOTAL_MIB": str(GPU_MIB), "LONGHAUL_TRIALS_AT_ONCE": "3"}
     with Machine(tmp_path, **gpu) as machine:
 
-        def trials(parallel: int, *micro_batches: int) -> dict[int, TrialDict]:
+        def trials(parallel: int, *micro_batches: int) -> dict[int, Trial]:
             """Those of a sweep that has ended, by micro-batch."""
             space = {"memory.micro_batch": [*micro_batches]}
             wanted = {"job": JOB, "space": space, "sampler": "grid", "parallel": parallel, "keep_models": "all"}
@@ -68,11 +68,11 @@ def test_a_trial_that_runs_out_of_memory_disturbs_none_of_those_beside_it(tmp_pa
             assert machine.api.sweep(sweep)["status"] == "succeeded"
             return {trial["settings"]["memory.micro_batch"]: trial for trial in machine.api.sweep_trials(sweep)}
 
-        def run_of(trial: TrialDict) -> RunDir:
+        def run_of(trial: Trial) -> RunDir:
             [job] = trial["jobs"]
             return RunDir(tmp_path / "runs" / job)
 
-        def story(trial: TrialDict) -> list[str]:
+        def story(trial: Trial) -> list[str]:
             """What happened to it, in order."""
             events: list[Event] = run_of(trial).events()
             return [event.type for event in events]

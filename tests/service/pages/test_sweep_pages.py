@@ -12,6 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from playwright.sync_api import Browser, expect
 
+from jobs import answers
+from jobs.answers import TrialStatus
 from jobs.disk.rundir import create
 from jobs.events import Fault
 from jobs.redis.store import submitted_of
@@ -20,8 +22,6 @@ from jobs.sweeps.directory import find
 from jobs.sweeps.events import SweepEnded, TrialEnded, TrialPruned, TrialStarted
 from jobs.sweeps.space import Value
 from jobs.sweeps.spec import SweepSpec
-from service import answers
-from service.answers.sweeps import TrialStatus
 from service.pages.trial_charts import (
     HEIGHT,
     LINES_HEIGHT,
@@ -283,7 +283,7 @@ def test_everything_is_inside_of_its_drawing(given: list[tuple[float | None, Tri
         assert len(marks) == len(trials)
         assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in marks)
     corners = [place for path in charts.parallel.lines.values() for place in numbers_of(path)]
-    finite = sum(each.value is not None and math.isfinite(each.value) for each in trials)
+    finite = sum(each["value"] is not None and math.isfinite(each["value"]) for each in trials)
     assert len(corners) == 3 * len(trials) + finite
     assert all(0 <= x <= LINES_WIDTH and 0 <= y <= LINES_HEIGHT for x, y in corners)
 
@@ -307,21 +307,21 @@ def test_the_best_are_told_from_the_others_and_one_that_diverged_flattens_nothin
     charts = trial_charts(sweep_of(), trials)
     assert charts is not None and charts.beyond == 1
     assert charts.equal == (0,) and {"best", "next", "succeeded", "pruned"} == charts.drawn
-    assert [each.number for each in charts.scatters[0].best[0].trials] == [4] and charts.scatters[0].best[-1].is_best
-    assert [(each.number, is_best) for _, each, is_best in charts.parallel.best] == [
+    assert [each["number"] for each in charts.scatters[0].best[0].trials] == [4] and charts.scatters[0].best[-1].is_best
+    assert [(each["number"], is_best) for _, each, is_best in charts.parallel.best] == [
         (4, False), (3, False), (2, False), (1, False), (0, True),
     ]  # fmt: skip
     heights = [y for _, y in numbers_of(charts.scatters[0].marks["succeeded"])]
     assert heights[0] - heights[19] > 40, "twenty values that differ are seen to differ"
     best = trial_charts(sweep_of("accuracy"), trials[:20])
-    assert best is not None and best.parallel.best[-1][1].number == 19
+    assert best is not None and best.parallel.best[-1][1]["number"] == 19
 
 
 def test_trials_that_are_equal_are_drawn_alike() -> None:
     values = [0.9, 0.9, 0.8, 0.7, 0.7, 0.7]
     charts = trial_charts(sweep_of("accuracy"), [trial(number, value) for number, value in enumerate(values)])
     assert charts is not None and charts.equal == (0, 1)
-    shown = [([each.number for each in point.trials], point.is_best) for point in charts.scatters[0].best]
+    shown = [([each["number"] for each in point.trials], point.is_best) for point in charts.scatters[0].best]
     assert shown == [([2], False), ([1, 0], True)], "not two of three that are equal"
     assert charts.drawn == {"best", "next", "succeeded"}
     many = trial_charts(sweep_of("accuracy"), [trial(number, 1.0) for number in range(1000)])
