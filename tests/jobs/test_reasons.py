@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from pydantic import ValidationError
 
+from jobs.errors import OutOfMemory, StageError
 from jobs.events import AttemptEnded, Fault
 from jobs.reasons import Reason
 
@@ -37,6 +38,12 @@ def test_a_reason_is_its_code_on_disk(reason: Reason) -> None:
     again = AttemptEnded.model_validate_json(ended.model_dump_json())
     assert again == ended and again.reason is reason
     assert again.error == Fault(code=reason.name.lower(), message=f"{reason.sentence}: details", hint=reason.hint)
+
+
+def test_an_error_may_bring_its_reason_along() -> None:
+    error = StageError("it froze", reason=Reason.STALLED)
+    assert Fault.raised(error) == Fault(code="stalled", message="it froze", hint=Reason.STALLED.hint)
+    assert OutOfMemory("no").reason is Reason.OUT_OF_MEMORY
 
 
 def test_what_is_not_in_the_table_is_no_reason() -> None:
