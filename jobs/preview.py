@@ -167,5 +167,7 @@ class DataPreview(Frozen):
     """What else is odd about labels, and how they are read, a sentence each."""
     validation_noticed: tuple[str, ...] = ()
     """What is odd about validation rows of their own, a sentence each."""
+    model_noticed: tuple[str, ...] = ()
+    """What of the model is not trained as its config.json says, a sentence each."""
     new_tensors: tuple[str, ...] = ()
     """Tensors that the model named does not have, and that training begins with at random: a classifier's head."""

@@ -172,9 +172,9 @@ class LoraMethod(Part):
         Annotated[str, Field(min_length=1, max_length=1024)]
         | Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(min_length=1, max_length=1024)]
     ) = ALL_LINEAR
-    """Which layers get an adapter. `all-linear`: every linear layer but the output head and gates of width 1. A list:
-    those whose names end so, such as `["q", "v"]`. Another text: a regular expression for whole names. All must be
-    linear layers, and every ending must occur."""
+    """Which layers get an adapter. `all-linear`: every linear layer but the output head, routers of experts
+    and gates of width 1. A list: those whose names end so, such as `["q", "v"]`. Another text: a regular expression for
+    whole names. All must be linear layers, and every ending must occur."""
     rslora: bool = False
     """Multiply by alpha / √rank in place of alpha / rank (rank-stabilized LoRA)."""
     dora: bool = False

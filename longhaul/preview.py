@@ -51,8 +51,9 @@ def print_preview(preview: DataPreview, console: Console) -> None:
                 title = Text()
             if row.rewritten:
                 grid.add_row("", "", Text(f"rewritten: {_characters(row.rewritten)}", style="yellow"))
-    for noticed in preview.validation_noticed:
-        grid.add_row(Text("validation", style="dim"), "", Text(one_line(noticed), style="yellow"))
+    for name, sentences in (("validation", preview.validation_noticed), ("model", preview.model_noticed)):
+        for noticed in sentences:
+            grid.add_row(Text(name, style="dim"), "", Text(one_line(noticed), style="yellow"))
     for unread in preview.unrecognized:
         if unread.reading:
             grid.add_row(Text("from", style="dim"), "", Text(one_line(unread.reading)))

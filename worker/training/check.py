@@ -198,6 +198,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
             fraction = before.validation_fraction if before else fraction_of(inspections)
         asked = spec.data.validation if fraction is None else fraction
         sources, held_out = without_validation(sources, inspections, asked)
+    noticed_of_model = task.noticed(config)
     config = task.adapted(config)
     layout = task.layout(config)
     model = model.model_copy(update={"parameters": layout.parameters})
@@ -229,6 +230,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
             labels_alike=labels_alike([label.name for label in task.labels]),
             labels_noticed=noticed_of_labels(task, looked_at),
             validation_noticed=noticed_of_validation(validating),
+            model_noticed=noticed_of_model,
             new_tensors=model.new,
         )
     )

@@ -49,12 +49,15 @@ def write_result(context: TrainingContext, kept: VerifiedCheckpoint | None, resu
             hint="make room in the runs directory",
         )
     method, merged = loaded.method, loaded.method.merged
+    named = loaded.delivered(method)
 
     def write_trained(file: Path) -> SealedFile:
-        if kept is not None:
+        if kept is not None and named.keys() == loaded.weights.keys():
             shutil.copyfile(kept.folder / WEIGHTS, file)
             return read_manifest(kept.folder)[WEIGHTS]
-        return write_tensors(file, loaded.weights, context.journal)
+        if kept is not None:  # files hold experts one by one
+            restore_weights(kept.folder / WEIGHTS, loaded.weights)
+        return write_tensors(file, named, context.journal)
 
     def write(parts: Parts, delivered: Method, remark: str | None = None) -> None:
         write_model(
@@ -74,7 +77,7 @@ def write_result(context: TrainingContext, kept: VerifiedCheckpoint | None, resu
         remark = check_merged(loaded, context.data, context.journal, context.cache).text
 
         def write_merged(file: Path) -> SealedFile:
-            return write_tensors(file, merged.weights(loaded.model), context.journal)
+            return write_tensors(file, loaded.delivered(merged), context.journal)
 
         write({".": (merged, write_merged), ADAPTER_FOLDER: (method, write_trained)}, merged, remark)
 

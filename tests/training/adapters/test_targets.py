@@ -49,6 +49,17 @@ def test_the_log_says_which_matrices_are_left_out_and_how_many_numbers_are_not(
     assert not caplog.messages, "nothing is left out"
 
 
+@pytest.mark.parametrize(
+    ("family", "router", "more"),
+    [("phimoe", "mlp.router", {}), ("afmoe", "mlp.router.gate", {"num_experts": 4, "num_dense_layers": 1})],
+)
+def test_all_linear_leaves_out_routers_that_are_linear_layers(family: str, router: str, more: dict[str, int]) -> None:
+    model = model_of(family, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8, **more)
+    named = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    left = named - set(targets_of(model, method(rank=2))) - {"lm_head"}
+    assert left and all(name.endswith(router) for name in left)
+
+
 def test_a_rank_above_a_gate_that_is_named_is_refused_still() -> None:
     with pytest.raises(Rejected, match=r"shared_expert_gate \(1 × 32\)"):
         targets_of(model_of("qwen2_moe"), method(targets=["shared_expert_gate"]))

@@ -99,9 +99,13 @@ def targets_of(model: nn.Module, method: LoraMethod, head_modules: Collection[st
 
 
 def _all_linear(modules: Mapping[str, nn.Module], head: Collection[str]) -> list[str]:
-    """Every linear layer but the head and gates of width 1; the log says which matrices are left out, if any are."""
+    """Every linear layer but the head, routers and gates of width 1; the log says which matrices are left out."""
     linear = {name: each for name, each in modules.items() if isinstance(each, nn.Linear) and name not in head}
-    found = [name for name, layer in linear.items() if min(layer.in_features, layer.out_features) > 1]
+    found = [
+        name
+        for name, layer in linear.items()
+        if min(layer.in_features, layer.out_features) > 1 and not _is_router(name, layer, modules)
+    ]
     matrices = {
         f"{name}.{key}".removesuffix(".weight"): parameter.numel()
         for name, module in modules.items()
@@ -119,14 +123,22 @@ def _all_linear(modules: Mapping[str, nn.Module], head: Collection[str]) -> list
         )
     if left_out:
         log.info(
-            "targets %s: adapters for %.1f %% of the numbers in matrices; none for %d that are gates of width 1 or in "
-            "no linear layer: %s",
+            "targets %s: adapters for %.1f %% of the numbers in matrices; none for %d that are routers, gates of width "
+            "1 or in no linear layer: %s",
             ALL_LINEAR,
             100 * sum(matrices[name] for name in found) / sum(matrices.values()),
             len(left_out),
             _some(left_out),
         )
     return found
+
+
+def _is_router(name: str, layer: nn.Linear, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether it chooses among experts: beside it, or the module that it is in, are those of as many as its outputs."""
+    parent = name.rpartition(".")[0]
+    beside = (modules.get(f"{each}.experts") for each in (parent, parent.rpartition(".")[0]))
+    tensors = (each for experts in beside if experts is not None for each in experts.parameters(recurse=False))
+    return any(each.ndim > 2 and len(each) == layer.out_features for each in tensors)
 
 
 def shortened(model: nn.Module, targets: Collection[str]) -> list[str]:
@@ -233,6 +245,8 @@ class Widened(TorchFunctionMode):
         """The function, on wide numbers."""
         if func is torch.Tensor.float:
             func, args = torch.Tensor.to, (*args[:1], self._dtype)
+        elif func == torch._grouped_mm:  # of experts; it takes no numbers as wide as these
+            func, kwargs = torch.ops.transformers.grouped_mm_fallback, {"offs": kwargs["offs"]}
         return func(*tree_map(self._wide, args), **tree_map(self._wide, kwargs or {}))
 
     def _wide(self, value: Any) -> Any:

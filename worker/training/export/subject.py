@@ -77,7 +77,7 @@ def merged_source(subject: Subject, loaded: LoadedModel, folder: Path, dtype: to
     write_model(
         loaded,
         folder,
-        {".": (merged, lambda to: write_tensors(to, merged.weights(loaded.model), journal))},
+        {".": (merged, lambda to: write_tensors(to, loaded.delivered(merged), journal))},
         base=base_model(subject.plan),
         generation=None,
         readme="",

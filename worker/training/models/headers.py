@@ -33,6 +33,11 @@ class Stored:
         """How many numbers."""
         return math.prod(self.shape)
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """Where it lies among others."""
+        return self.file.name, self.begin
+
     def same_bytes(self, other: Stored) -> bool:
         """Whether both hold the same values. Reads up to the first difference."""
         if (self.dtype, self.shape) != (other.dtype, other.shape):

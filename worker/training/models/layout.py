@@ -6,32 +6,63 @@ cost milliseconds and no GPU.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from jobs.errors import Rejected
 from worker.training.models.headers import Stored, damaged
-from worker.training.tasks.layout import Layout
+from worker.training.tasks.layout import Layout, MergedTensor
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 
 
-def check_tensors(tensors: Mapping[str, Stored], layout: Layout, source: str) -> dict[str, Stored]:
+@dataclass(frozen=True)
+class StoredParts:
+    """One tensor of a model in parts that lie in files by themselves, such as the experts of a layer."""
+
+    shape: tuple[int, ...]
+    merged: MergedTensor
+    parts: Mapping[str, Stored]
+    """By the names that `merged` has for them."""
+
+    @property
+    def dtype(self) -> str:
+        """Of a part; others may be other floats."""
+        return next(iter(self.parts.values())).dtype
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Where the first of them lies."""
+        return min(each.place for each in self.parts.values())
+
+    @property
+    def elements(self) -> int:
+        """How many numbers."""
+        return math.prod(self.shape)
+
+
+def check_tensors(tensors: Mapping[str, Stored], layout: Layout, source: str) -> dict[str, Stored | StoredParts]:
     """The tensors of the model under their own names, each once; raises Rejected unless they are those of the layout.
 
     Codes: `merged_on_load`, `missing_keys`, `unexpected_keys`, `mismatched_shapes`, `wrong_dtype`, `tied_head`,
     `untied_head`, `bad_safetensors`.
     """
-    expected, head, embedding = layout.shapes, layout.head, layout.embedding
+    head, embedding = layout.head, layout.embedding
     found = _own_names(tensors, layout, source)
+    apart = {layout.parts[part] for part in found.keys() & layout.parts.keys()} - found.keys()
+    expected = {name: shape for name, shape in layout.shapes.items() if name not in apart}
+    for name in apart:
+        expected |= layout.merged[name].shapes
     if layout.tied and head in found and embedding in found:
         if not found[head].same_bytes(found[embedding]):
             raise untied_head(layout)
         del found[head]
-    apart = [
+    others = [
         name for name in found.keys() - expected.keys() if any(re.search(each, name) for each in layout.merged_on_load)
     ]
-    reject_tensors("merged_on_load", apart, MERGED, hint=_merge_hint(source))
+    reject_tensors("merged_on_load", others, MERGED, hint=_merge_hint(source))
     new = {name for group in layout.new for name in group}
     if not layout.tied and head not in found and head not in new:
         raise tied_head(layout, "is not among the weights")
@@ -52,16 +83,18 @@ def check_tensors(tensors: Mapping[str, Stored], layout: Layout, source: str) ->
     reject_tensors("wrong_dtype", numbers, "not of F32, F16 or BF16: quantized weights cannot be trained")
     if not layout.tied and head in found and found[head].same_bytes(found[embedding]):
         raise tied_head(layout, f"has the same values as {embedding}")
-    return found
+    whole: dict[str, Stored | StoredParts] = {name: each for name, each in found.items() if name in layout.shapes}
+    for name in apart:
+        merged = layout.merged[name]
+        whole[name] = StoredParts(layout.shapes[name], merged, {part: found[part] for part in merged.shapes})
+    return whole
 
 
 MISSING = "missing from the weights, which would train on from random values"
 UNEXPECTED = "in the weights, which the model of config.json does not have"
 
 
-MERGED = (
-    "that transformers merges into others as it loads them, such as experts stored one by one; here that is not done"
-)
+MERGED = "of which transformers makes others as it loads them, in a way that is not known here"
 
 
 UNNAMED = "in the weights, which those that config.json names in `architectures` do not have"
@@ -85,14 +118,16 @@ def reject_tensors(
 
 
 def _merge_hint(source: str) -> str:
-    """The command that writes a model with its tensors merged."""
+    """The command that writes a model with the tensors that transformers makes."""
     lines = (
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         f"AutoModelForCausalLM.from_pretrained({source!r}, dtype='auto').save_pretrained('merged', "
         "save_original_format=False)",
         f"AutoTokenizer.from_pretrained({source!r}).save_pretrained('merged')",
     )
-    return f'in the data directory, write it with them merged: python3 -c "{"; ".join(lines)}"; then name ./merged'
+    return (
+        f'in the data directory, write it as transformers holds it: python3 -c "{"; ".join(lines)}"; then name ./merged'
+    )
 
 
 def tied_head(layout: Layout, why: str) -> Rejected:

@@ -21,7 +21,7 @@ from jobs.export import EXPORTS, REPORT, ExportFormat
 from jobs.spec import JOB_ID
 from worker.training.dataset.slow_tokenizers import FAST, TOKENIZER_CONFIG, VOCABULARIES
 from worker.training.models.headers import Stored, damaged, read_header
-from worker.training.models.layout import check_tensors
+from worker.training.models.layout import StoredParts, check_tensors
 from worker.training.rows.sources import find_path
 from worker.training.settings import TrainerSettings
 from worker.training.tasks.task import Task
@@ -295,7 +295,7 @@ def _delivered(run: Path, job: str) -> Path:
     return merged
 
 
-def validate_folder(folder: Path, source: str, task: Task) -> dict[str, Stored]:
+def validate_folder(folder: Path, source: str, task: Task) -> dict[str, Stored | StoredParts]:
     """The tensors of the model in a folder, by their headers: each once, and exactly those of its config.json.
 
     Raises Rejected: `no_config`, `bad_config`, `file_unreadable`, and those of `check_model_files`, `weight_files` and

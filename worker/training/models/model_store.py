@@ -9,7 +9,8 @@ user's folder afterwards does not reach a job that is under way.
 fp16 holds numbers up to 65,504, and none below 6e-8. A model with larger weights is refused; smaller ones become 0, and
 the manifest says how many.
 
-The converter streams: at no time does it hold more than a piece of one tensor, and it maps nothing.
+The converter streams: at no time does it hold more than a piece of one tensor, or one expert of those that files hold
+one by one and the store merged, as transformers does; and it maps nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from worker.training.dataset.tokens import open_tokenizer
 from worker.training.journal import Journal
 from worker.training.models import hub
 from worker.training.models.headers import Stored, damaged
-from worker.training.models.layout import reject_tensors
+from worker.training.models.layout import StoredParts, reject_tensors
 from worker.training.models.manifest import (
     MANIFEST,
     SealedFile,
@@ -306,7 +307,7 @@ def _state_of(folder: Path, source: str) -> dict[str, tuple[int, ...]]:
 
 def _write_weights(
     file: Path,
-    tensors: Mapping[str, Stored],
+    tensors: Mapping[str, Stored | StoredParts],
     new: Mapping[str, torch.Tensor],
     source: str,
     journal: Journal,
@@ -314,7 +315,7 @@ def _write_weights(
 ) -> SealedFile:
     """A safetensors file of these tensors and then the `new` ones, synced; returns its bytes and sha256."""
     # In the order of the source, so that a disk reads on and on.
-    ordered = sorted(tensors.items(), key=lambda entry: (entry[1].file.name, entry[1].begin))
+    ordered = sorted(tensors.items(), key=lambda entry: entry[1].place)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     size = 0
     for name, stored in ordered:
@@ -346,31 +347,50 @@ def _write_weights(
     return {"bytes": written, "sha256": digest.hexdigest()}
 
 
-def _pieces(name: str, stored: Stored, source: str, rounding: Rounding) -> Iterator[memoryview]:
+def _pieces(name: str, stored: Stored | StoredParts, source: str, rounding: Rounding) -> Iterator[memoryview]:
     """The bytes of a tensor as they are stored, rounded where they are floats of another type."""
-    import torch
+    if isinstance(stored, Stored):
+        for view in _read(stored, source, PIECE):
+            yield rounding.bytes_of(name, _numbers(view, stored)) if stored.dtype in FLOATS else view
+        return
+    for group, parts in enumerate(stored.merged.groups):
+        each = {part: stored.parts[part] for part in parts.values()}
+        numbers = {
+            part: _numbers(next(_read(found, source, found.end - found.begin)), found).view(found.shape)
+            for part, found in each.items()
+        }
+        yield rounding.bytes_of(name, stored.merged.join(group, numbers).reshape(-1))
 
-    buffer = bytearray(min(PIECE, stored.end - stored.begin))
+
+def _read(stored: Stored, source: str, piece: int) -> Iterator[memoryview]:
+    """The bytes of a tensor as they are, so many at a time, in the same buffer."""
+    buffer = bytearray(min(piece, stored.end - stored.begin))
     with open(stored.file, "rb", buffering=0) as handle:
         handle.seek(stored.begin)
         left = stored.end - stored.begin
         while left:
-            view = memoryview(buffer)[: min(PIECE, left)]
+            view = memoryview(buffer)[: min(piece, left)]
             filled = 0
             while filled < len(view):
                 if not (got := handle.readinto(view[filled:])):
                     raise damaged(source, f"{stored.file.name} became shorter while it was read")
                 filled += got
             left -= len(view)
-            if stored.dtype in FLOATS:
-                yield rounding.bytes_of(name, torch.frombuffer(view, dtype=getattr(torch, FLOATS[stored.dtype])))
-            else:
-                yield view
+            yield view
 
 
-def _bytes(stored: Stored) -> int:
+def _numbers(view: memoryview, stored: Stored) -> torch.Tensor:
+    """[n] that these bytes of a tensor are."""
+    import torch
+
+    return torch.frombuffer(view, dtype=getattr(torch, FLOATS[stored.dtype]))
+
+
+def _bytes(stored: Stored | StoredParts) -> int:
     """Of a tensor once it is in the store."""
-    return HALF_BYTES * stored.elements if stored.dtype in FLOATS else stored.end - stored.begin
+    if isinstance(stored, StoredParts) or stored.dtype in FLOATS:
+        return HALF_BYTES * stored.elements
+    return stored.end - stored.begin
 
 
 def _hash(facts: list[Any]) -> str:

@@ -62,6 +62,11 @@ class LoadedModel:
         """What is trained, as checkpoints hold it: the tensors themselves."""
         return self.method.weights(self.model)
 
+    def delivered(self, method: Method) -> Mapping[str, torch.Tensor]:
+        """What a result by this method holds: a whole model as files of the hub hold it, with experts one by one."""
+        weights = method.weights(self.model)
+        return self.task.layout(self.config).as_on_the_hub(weights) if method.whole else weights
+
     @property
     def result_bytes(self) -> int:
         """Of the weights that are delivered."""

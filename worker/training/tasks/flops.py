@@ -16,12 +16,16 @@ CHUNK = 1 << 20
 """Rows counted at once: 6 million take 0.05 s and some MiB."""
 
 
-def of_matrices(shapes: Mapping[str, tuple[int, ...]], every: int) -> float:
-    """What a token costs in the matrices of every n-th layer of a stack."""
+def of_matrices(shapes: Mapping[str, tuple[int, ...]], every: int, experts: int = 0) -> float:
+    """What a token costs in the matrices of every n-th layer of a stack. `experts`: how many of a layer's a token sees;
+    each has a matrix of the tensors with three dimensions.
+    """
     return sum(
-        2.0 * shape[0] * shape[1]
+        2.0 * shape[-2] * shape[-1] * (1 if len(shape) == 2 else experts)
         for name, shape in shapes.items()
-        if len(shape) == 2 and (found := _LAYER.search(name)) and int(found[1]) % every == 0
+        if (len(shape) == 2 or (len(shape) == 3 and ".experts." in name))
+        and (found := _LAYER.search(name))
+        and int(found[1]) % every == 0
     )
 
 

@@ -246,6 +246,9 @@ class Task(RowTask, Protocol):
     def adapted(self, config: Config) -> Config:
         """The config.json of the model that is trained, given that of the model that the job names."""
 
+    def noticed(self, config: Config) -> tuple[str, ...]:
+        """What of the model that the job names is not trained as its config.json says, a sentence each."""
+
     @property
     def keeps_line_breaks(self) -> bool:
         """Whether a tokenizer that reads line breaks as spaces gets a token for them."""

@@ -55,6 +55,9 @@ class Unlabelled:
     def counted(self, rows: Rows) -> tuple[LabelPlan, ...]:
         return ()
 
+    def noticed(self, config: Config) -> tuple[str, ...]:
+        return ()
+
     def adapted(self, config: Config) -> Config:
         return config
 

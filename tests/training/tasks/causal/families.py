@@ -38,6 +38,8 @@ OTHERS: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
                   "shared_expert_intermediate_size": 16},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 16},
+    "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
 }  # fmt: skip
 """Each does something as no other does: biases in the mask, another name of the base model, fp32 between layers, rates
 of dropout that are numbers, experts in one tensor, a gate of width 1."""
@@ -45,7 +47,7 @@ of dropout that are numbers, experts in one tensor, a gate of width 1."""
 
 def config_of(family: str, **more: Any) -> dict[str, Any]:
     """config.json."""
-    config = CONFIG_MAPPING[family](**_SMALL | (FAMILIES | OTHERS)[family] | more).to_dict()
+    config = CONFIG_MAPPING[family](**_SMALL | (FAMILIES | OTHERS).get(family, {}) | more).to_dict()
     return {key: value for key, value in config.items() if value is not None} | {"model_type": family}
 
 

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -230,26 +229,6 @@ def test_pythia_has_its_head_under_the_name_of_the_hub(workplace: Workplace) -> 
     assert torch.equal(opened.lm_head.weight, load_file(run.model / "model.safetensors")["lm_head.weight"])
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen2_moe"])
-def test_experts_that_are_stored_one_by_one_are_refused_as_such_until_they_are_merged(
-    family: str, workplace: Workplace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model_of(family, torch.bfloat16, vocab_size=512).save_pretrained(workplace.data / "moe")
-    builtin.learn_tokenizer(["question 1, answer 1"]).save_pretrained(workplace.data / "moe")
-    workplace.rows("rows.jsonl", [{"prompt": f"question {n}", "completion": f"answer {n}"} for n in range(40)])
-    with pytest.raises(Rejected, match=r"24 tensors that transformers merges .*\.experts\.0\.") as caught:
-        workplace.check(workplace.job(**SETTINGS | {"model": "./moe"}))
-    assert caught.value.detail_code == "merged_on_load"
-    command = str(caught.value.hint).partition("merged: ")[2].partition("; then name ./merged")[0]
-    python, option, code = shlex.split(command)
-    assert (python, option) == ("python3", "-c")
-    monkeypatch.chdir(workplace.data)
-    exec(code, {})
-    run = workplace.job(**SETTINGS | {"model": "./merged"}, data={"validation": 0.1, "max_tokens": 128})
-    workplace.prepare(run)
-    assert attempt(run) == 0
-
-
 def test_infinities_of_a_config_are_numbers_however_they_are_written(tmp_path: Path) -> None:
     for written in ({"__float__": "Infinity"}, float("inf")):
         small = {
@@ -316,13 +295,14 @@ def test_gpt2_is_trained_from_the_files_of_the_hub_within_its_places(workplace: 
     )
 
 
-@pytest.mark.parametrize("family", ["qwen2", "llama", "gemma", "phi3", "gpt2"])
+@pytest.mark.parametrize("family", ["qwen2", "llama", "gemma", "phi3", "gpt2", "mixtral", "qwen3_moe"])
 def test_flops_are_those_that_torch_counts(family: str) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     model, config = model_of(family, torch.float32), config_of(family)
     ids = torch.arange(3, 3 + 24)[None] % VOCABULARY
     model.set_attn_implementation("eager")
+    model.set_experts_implementation("eager")
     with FlopCounterMode(display=False) as counter:
         model(input_ids=ids, use_cache=False)
     flops = CausalFlops.of_config(config)

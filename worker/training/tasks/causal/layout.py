@@ -71,9 +71,14 @@ class CausalFlops(TokenFlops):
     @classmethod
     def _of_layers(cls, config: Mapping[str, Any], every: int, head: float) -> CausalFlops:
         """Of the matrices in every n-th layer."""
-        per_input = of_matrices(layout_of(config).shapes, every)
+        per_input = of_matrices(layout_of(config).shapes, every, _experts_seen(config))
         layers = -(-layers_of(config) // every)
         return cls(per_input, head, input_pairs=2.0 * _attention_width(config) * layers)
+
+
+def _experts_seen(config: Mapping[str, Any]) -> int:
+    """How many experts of a layer a token goes through, in a mixture of experts."""
+    return int(getattr(CONFIG_MAPPING[config["model_type"]].from_dict(dict(config)), "num_experts_per_tok", None) or 1)
 
 
 def _attention_width(config: Mapping[str, Any]) -> int:

@@ -116,6 +116,14 @@ class Causal(Unlabelled):
         check_positions(self.limit_keys[0], self.positions, positions_of(config, layout_of(config)))
         return config
 
+    def noticed(self, config: Config) -> tuple[str, ...]:
+        if not config.get("output_router_logits"):
+            return ()
+        return (
+            "config.json asks for the loss that balances the load of experts (output_router_logits), which is left "
+            "out: router and experts learn by the loss of the tokens alone",
+        )
+
     def layout(self, config: Config) -> Layout:
         return layout_of(config)
 

@@ -202,6 +202,9 @@ class Classification:
             builtin.NAME, builtin.VERSION, config, builtin.TOKENIZER_ROWS, partial(builtin.write, config)
         )
 
+    def noticed(self, config: Config) -> tuple[str, ...]:
+        return ()
+
     def adapted(self, config: Config) -> Config:
         """Raises Rejected (`bad_config`, `limit_too_large`)."""
         check_positions(self.limit_keys[0], self.positions, layout.positions_of(config))
