@@ -53,7 +53,7 @@ def test_the_log_says_which_matrices_are_left_out_and_how_many_numbers_are_not(
     ("family", "router", "more"),
     [("phimoe", "mlp.router", {}), ("afmoe", "mlp.router.gate", {"num_experts": 4, "num_dense_layers": 1})],
 )
-def test_all_linear_leaves_out_routers_that_are_linear_layers(family: str, router: str, more: dict[str, int]) -> None:
+def test_all_linear_leaves_out_routers_that_are_linear_layers(family: str, router: str, more: dict[str, Any]) -> None:
     model = model_of(family, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=8, **more)
     named = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     left = named - set(targets_of(model, method(rank=2))) - {"lm_head"}

@@ -387,3 +387,20 @@ def test_other_encoder_decoders_in_ctranslate2(workplace: Workplace, family: str
     workplace.prepare(run)
     assert attempt(run) == 0
     assert exported(run, CT2).verification.limit == EXACT
+
+
+def test_a_mixture_is_merged_with_its_experts_one_by_one(workplace: Workplace) -> None:
+    run = causal_run(workplace, "mixtral", method={"type": "lora", "rank": 4})
+    exported(run, MERGED)
+    source, made = (
+        load_file(folder / "model.safetensors") for folder in (workplace.data / "mixtral", run.path / "exports/merged")
+    )
+    assert source.keys() == made.keys()
+    experts = [name for name in source if ".experts." in name]
+    assert experts and all(torch.equal(source[name], made[name]) for name in experts)
+    with pytest.raises(Rejected, match="cannot be exported to gguf: mixtral is none of") as caught:
+        exported(run, GGUF)
+    assert caught.value.detail_code == "export_unsupported"
+    with pytest.raises(Rejected, match="cannot be exported to ctranslate2") as caught:
+        exported(run, CT2)
+    assert caught.value.detail_code == "export_unsupported"

@@ -293,11 +293,7 @@ def built_layout(
     except MemoryError:
         raise
     except Exception as error:  # whatever transformers raises on a value it did not expect
-        reason = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
-        raise Rejected(
-            f"model: config.json cannot be understood: {reason}", code="bad_config", param="model",
-            hint="take the original file",
-        ) from None  # fmt: skip
+        raise not_understood(error) from None
     shapes: dict[str, tuple[int, ...]] = {}
     names: dict[int, list[str]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -333,6 +329,15 @@ def built_layout(
         merged_on_load=[old for each in converters if id(each) not in taken for old in each.source_patterns],
         optional=frozenset(name for name in shapes if any(re.search(each, name) for each in by_itself)),
     )
+
+
+def not_understood(error: Exception) -> Rejected:
+    """What transformers says of a config.json."""
+    reason = f"{type(error).__name__}: {error}".strip().splitlines()[0][:300]
+    return Rejected(
+        f"model: config.json cannot be understood: {reason}", code="bad_config", param="model",
+        hint="take the original file",
+    )  # fmt: skip
 
 
 def _renames(conversion: WeightTransform) -> bool:

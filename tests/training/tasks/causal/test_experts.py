@@ -26,6 +26,7 @@ from worker.training.checkpoints.tensorfile import write_tensors
 from worker.training.models.model_files import CONFIG, SINGLE, validate_folder
 from worker.training.models.model_store import convert
 from worker.training.tasks.causal import builtin
+from worker.training.tasks.causal.fused import learned_loss_sum
 from worker.training.tasks.causal.layout import layout_of
 from worker.training.tasks.causal.task import Causal
 from worker.training.trained import load_trained
@@ -212,3 +213,19 @@ def test_what_transformers_makes_of_other_tensors_is_refused(tmp_path: Path, wor
     with pytest.raises(Rejected, match="of which transformers makes others") as caught:
         validate_folder(tmp_path / "hub", "./hub", Causal())
     assert caught.value.detail_code == "merged_on_load"
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_the_loss_of_a_batch_is_that_of_transformers(family: str, tmp_path: Path, noting: Noting) -> None:
+    model_of(family, torch.bfloat16).save_pretrained(tmp_path / "hub")
+    builtin.learn_tokenizer(["some text"]).save_pretrained(tmp_path / "hub")
+    own = AutoModelForCausalLM.from_pretrained(
+        converted(tmp_path / "hub", tmp_path / "store", noting), dtype=torch.float32
+    )
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "hub", dtype=torch.float32)
+    ids = torch.arange(3, 63).view(2, 30)
+    places = torch.tensor([place for place in range(59) if place != 29])  # the last of a row has nothing to learn
+    with torch.no_grad():
+        expected = float(whole(input_ids=ids, labels=ids).loss)
+        loss = float(learned_loss_sum(own, ids, places, ids.flatten()[places + 1])) / len(places)
+    assert loss == pytest.approx(expected, rel=1e-6)

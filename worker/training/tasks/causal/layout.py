@@ -5,22 +5,65 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from worker.training.tasks.flops import TokenFlops, of_matrices, width_of
-from worker.training.tasks.layout import Layout, built_layout
+from worker.training.tasks.layout import Layout, built_layout, not_understood
 
 ROTARY = r"rotary_emb\.inv_freq$"
 """Files of early versions hold what is computed from config.json."""
 
 
 def layout_of(config: Mapping[str, Any]) -> Layout:
-    """The tensors of this model. Raises Rejected (`bad_config`)."""
-    return _layout(json.dumps(config, sort_keys=True))
+    """The tensors of this model, of a multimodal one those of its text part. Raises Rejected (`bad_config`)."""
+    text = text_part(config)
+    if text is None:
+        return _layout(json.dumps(config, sort_keys=True))
+    found = _layout(json.dumps(text, sort_keys=True))
+    base = found.embedding.rpartition("embed_tokens.")[0]
+    own = {name.removeprefix(base).partition(".")[0] for name in found.shapes} | {"model", "lm_head"}
+    return replace(
+        found,
+        renames={rf"^(?:model\.)?{_TEXT}\.lm_head\.": "lm_head.", rf"^(?:model\.)?{_TEXT}\.(?:model\.)?": base}
+        | dict(found.renames),
+        patterns=[*found.patterns, rf"^(?:model\.)?(?!(?:{'|'.join(sorted(own))})\.)[^.]+\."],
+    )
+
+
+# -- text part ---------------------------------------------------------------------------------------------------------
+# Of a multimodal model (Gemma 3, Mistral 3, Llama 4) the part that reads and writes text is a causal model by itself.
+#
+# Its settings are `text_config` of config.json. Its tensors have a prefix in files; all others are those of the parts
+# that see or hear, and are left out.
+
+_TEXT = r"(?:language_model|text_model)"
+
+
+def text_part(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """config.json of the text part by itself; None: the model is not multimodal, or transformers has no such part.
+
+    Raises Rejected (`bad_config`).
+    """
+    own = config.get("text_config")
+    if not isinstance(own, dict) or config.get("model_type") not in CONFIG_MAPPING:
+        return None
+    try:
+        text = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config)).get_text_config()
+        causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(text.model_type)
+        if causal is None:
+            return None
+        found: dict[str, Any] = json.loads(json.dumps(text.to_dict()))
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever transformers raises on a value it did not expect
+        raise not_understood(error) from None
+    tied = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
+    return found | tied | {"architectures": [causal]}
 
 
 def layers_of(config: Mapping[str, Any]) -> int:

@@ -13,9 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from jobs.companions import CompanionColumns
+from jobs.errors import Rejected
 from jobs.plan import DataPlan
 from jobs.preview import SpanPreview
-from jobs.spec import DataSpec, JobSpec
+from jobs.spec import DataSpec, JobSpec, LoraMethod
 from worker.training.dataset.data import Rows
 from worker.training.dataset.encoding import Limits
 from worker.training.dataset.tokens import TokenizerState, guessed_tokens
@@ -26,7 +27,7 @@ from worker.training.tasks.causal import batches, builtin
 from worker.training.tasks.causal.batches import CausalBatch, CausalLimit, prompt_length
 from worker.training.tasks.causal.compiled import compile_layers, obstacle
 from worker.training.tasks.causal.fused import configure
-from worker.training.tasks.causal.layout import CausalFlops, build, layers_of, layout_of
+from worker.training.tasks.causal.layout import CausalFlops, build, layers_of, layout_of, text_part
 from worker.training.tasks.causal.rows import CausalEncoder, CausalTokenizer, spans_of, tried
 from worker.training.tasks.columns import WHOLE, choose_templates, recognize
 from worker.training.tasks.layout import Layout, check_positions, positions_of
@@ -37,6 +38,8 @@ from worker.training.tasks.widths import PairWidths
 FAMILIES = frozenset({"qwen2", "qwen3", "llama", "mistral", "gemma", "gemma2", "gemma3_text", "phi3"})
 """`model_type` of models that are tried in the tests. Others are taken by their architecture, and check themselves."""
 _ARCHITECTURES = ("ForCausalLM", "LMHeadModel")
+_MULTIMODAL = "ForConditionalGeneration"
+"""Of a model whose text part is taken."""
 _FORMAT_TOKENS = 8
 """Of a chat format, around the texts of a row, at the least."""
 
@@ -49,6 +52,8 @@ class Causal(Unlabelled):
     """All tokens are learned, not only replies."""
     positions: int = 0
     """Tokens of a row at most, by the job."""
+    adapters_alone: bool = False
+    """Adapters are delivered without the model."""
     name: ClassVar[str] = "causal"
     targets_apart: ClassVar[bool] = False
     limit_keys: ClassVar[tuple[str, ...]] = ("data.max_tokens",)
@@ -60,7 +65,8 @@ class Causal(Unlabelled):
     @classmethod
     def of(cls, spec: JobSpec, data: DataPlan | None = None) -> Causal:
         """As the job sets it."""
-        return cls(everything=spec.task.loss_on == "all", positions=spec.data.max_tokens)
+        alone = isinstance(spec.method, LoraMethod) and not spec.method.merge
+        return cls(everything=spec.task.loss_on == "all", positions=spec.data.max_tokens, adapters_alone=alone)
 
     @property
     def variant(self) -> bool:
@@ -85,8 +91,10 @@ class Causal(Unlabelled):
         return None if found is None else found.name
 
     def takes(self, config: Config) -> bool:
-        named = config.get("architectures") or []
-        return config.get("model_type") in FAMILIES or any(str(each).endswith(_ARCHITECTURES) for each in named)
+        named = [str(each) for each in config.get("architectures") or []]
+        if config.get("model_type") in FAMILIES or any(each.endswith(_ARCHITECTURES) for each in named):
+            return True
+        return any(each.endswith(_MULTIMODAL) for each in named) and text_part(config) is not None
 
     def limits(self, data: DataSpec) -> Limits:
         return {"input": data.max_tokens, "target": data.max_tokens}
@@ -112,17 +120,32 @@ class Causal(Unlabelled):
         return spans_of(rendered, len(rendered.text))
 
     def adapted(self, config: Config) -> Config:
-        """Raises Rejected (`bad_config`, `limit_too_large`)."""
-        check_positions(self.limit_keys[0], self.positions, positions_of(config, layout_of(config)))
-        return config
+        """Raises Rejected (`bad_config`, `limit_too_large`, `text_part`)."""
+        text = text_part(config)
+        if text is not None and self.adapters_alone:
+            raise Rejected(
+                "the text part of a multimodal model is delivered as a model by itself: adapters alone would name the "
+                "multimodal one, to which they do not belong",
+                code="text_part",
+                param="method.merge",
+                hint="set method.merge: true",
+            )
+        own = config if text is None else text
+        check_positions(self.limit_keys[0], self.positions, positions_of(own, layout_of(own)))
+        return own
 
     def noticed(self, config: Config) -> tuple[str, ...]:
-        if not config.get("output_router_logits"):
-            return ()
-        return (
-            "config.json asks for the loss that balances the load of experts (output_router_logits), which is left "
-            "out: router and experts learn by the loss of the tokens alone",
-        )
+        text = text_part(config)
+        found = []
+        if text is not None:
+            [causal] = text["architectures"]
+            found = [f"the text part alone is trained, and delivered as a {causal}: images and sound are left out"]
+        if (config if text is None else text).get("output_router_logits"):
+            found.append(
+                "config.json asks for the loss that balances the load of experts (output_router_logits), which is left "
+                "out: routers and experts learn by the loss of the tokens alone"
+            )
+        return tuple(found)
 
     def layout(self, config: Config) -> Layout:
         return layout_of(config)
