@@ -88,14 +88,17 @@ class DatasetSummary(Frozen):
     """Rows, not blank lines."""
     kept: int
     """Those that are used."""
+    examples: int = 0
+    """What they have become: as many, or more where a chat template writes earlier turns otherwise than the last, so
+    that each reply of a chat needs a text of its own. 0 in events of earlier versions."""
     rejected: dict[str, int]
     """Rejected rows, by reason; `left out: …` where the row itself says that it is not to be learned."""
     duplicates: int
     """Rows equal to an earlier one: rejected, too."""
     train_rows: int
-    """Rows to learn from."""
+    """Examples to learn from; but for chats as in `examples`, these are rows."""
     validation_rows: int
-    """Rows held out."""
+    """Examples held out; all of a row are."""
     validation_asked: float | str
     """`data.validation`, as in the job."""
     validation_share: float
@@ -146,13 +149,16 @@ class PreparedSummary(DatasetSummary):
     def text(self, rows_per_epoch: int | None, *, trains: bool) -> str:
         """What was found, each part with a comma behind it. `rows_per_epoch`: where that is another number."""
         an_epoch = f" ({rows_per_epoch:,} an epoch)" if rows_per_epoch else ""
-        parts = [f"{self.train_rows:,} {'training ' if trains else ''}rows{an_epoch}"]
+        rows = "examples" if self.examples > self.kept else "rows"
+        parts = [f"{self.train_rows:,} {'training ' if trains else ''}{rows}{an_epoch}"]
         if self.validation_rows:
             asked, share = self.validation_asked, self.validation_share
             note = ""
             if isinstance(asked, float) and not 0.5 <= share / asked <= 1.5:
                 note = f" ({format_share(share)} instead of {format_share(asked)})"
-            parts.append(f"{self.validation_rows:,} validation rows{note}")
+            parts.append(f"{self.validation_rows:,} validation {rows}{note}")
+        if self.examples > self.kept:
+            parts.append(f"made of {self.kept:,} rows (the chat template rewrites earlier turns)")
         if rejected := sum(self.rejected.values()) - self.left_out:
             parts.append(f"{rejected:,} rejected")
         if self.left_out:

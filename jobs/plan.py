@@ -134,6 +134,9 @@ class DataPlan(Frozen):
     labels_read: bool = False
     """Task `classification`: whether a label of a row may stand for another (`1.0` for `1`), for several, or for none.
     False in plans of earlier versions, whose rows keep the labels that are written there."""
+    by_reply: bool = False
+    """Task `causal`: whether each reply of a chat is learned as the chat template writes it where it is the last. False
+    in plans of earlier versions, which took all replies from the text of the whole chat."""
     labels: tuple[LabelPlan, ...] = ()
     """Task `classification`: the classes, in the order of their numbers; before prepare, those of the first rows."""
     complete: bool = False

@@ -57,7 +57,10 @@ class RowPreview(Frozen):
     """Characters of both texts that were written differently (`data.normalize`), and how often."""
     spans: tuple[SpanPreview, ...] = ()
     """Task `causal`: the row as one text, in parts, up to where it is cut off, as far as tokens are known; its first
-    2,000 characters."""
+    2,000 characters. Of several examples the last."""
+    earlier_examples: tuple[tuple[SpanPreview, ...], ...] = ()
+    """The others, likewise, in the order of their replies: where the chat template writes earlier turns otherwise than
+    the last, each reply is learned in a text of its own. Tokens and characters above are those of all together."""
 
 
 class SourcePreview(Frozen):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jobs.preview import DataPreview, RowPreview, SourcePreview, TextPreview
+from jobs.preview import DataPreview, RowPreview, SourcePreview, SpanPreview, TextPreview
 from jobs.text.units import one_line
 
 SHOWN = 300
@@ -44,7 +44,10 @@ def print_preview(preview: DataPreview, console: Console) -> None:
         for row in source.rows:
             title = Text(f"row {row.number:,}", style="dim")
             if row.spans:
-                grid.add_row(title, Text("learned", style="dim"), _learned(row))
+                for spans in row.earlier_examples:
+                    grid.add_row(title, Text("learned", style="dim"), _learned(spans))
+                    title = Text("and", style="dim")
+                grid.add_row(title, Text("learned", style="dim"), _learned(row.spans).append_text(_taken(row)))
                 continue
             for side in ("input", "target"):
                 grid.add_row(title, Text(side, style="dim"), _shown(getattr(row, side), f"data.max_{side}_tokens"))
@@ -86,16 +89,22 @@ def templates(source: SourcePreview) -> str:
     return f"read as {source.read_as}: {arrow}" if source.read_as else arrow
 
 
-def _learned(row: RowPreview) -> Text:
-    """A row as one text, what is learned of it in green between brackets (which need no colour), and what it takes."""
+def _learned(spans: Sequence[SpanPreview]) -> Text:
+    """An example as one text, what is learned of it in green between brackets (which need no colour)."""
     shown, left = Text(), SHOWN
-    for span in row.spans:
+    for span in spans:
         text = one_line(span.text[:left])
         shown.append(f"⟦{text}⟧" if span.learned else text, style="green" if span.learned else "")
         left -= len(text)
         if left <= 0:
             shown.append("…")
             break
+    return shown
+
+
+def _taken(row: RowPreview) -> Text:
+    """How many tokens all examples of a row have, and what is lost of them."""
+    shown = Text()
     if row.input.tokens is not None:
         shown.append(f"  ({row.input.tokens:,} tokens, {row.target.tokens or 0:,} of them learned)", style="dim")
     cut = (row.input.cut_characters or 0) + (row.target.cut_characters or 0)

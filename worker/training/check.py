@@ -205,6 +205,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     embeddings = layout.shapes[layout.embedding][0]
     previews = []
     unshown: Counter[str] = Counter()
+    examples = []
     for source, each in zip(sources, found, strict=True):
         if tokenizer is not None:
             check_converted(tokenizer, each.rows.first)
@@ -222,6 +223,9 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
             described |= each.rows.layout | shown.layout
         previews.append(SourcePreview(**described, rows=shown.rows, rows_with_tools=with_tools))
         unshown += shown.rejected
+        examples.append(source.model_copy(update={"rows": round(source.rows * shown.examples)}))
+    held_out = round(held_out * sum(each.rows for each in examples) / sum(each.rows for each in sources))
+    sources = examples
     run.write_preview(
         DataPreview(
             sources=previews,
@@ -253,6 +257,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         digests=tuple(each.head.digest for each in looked_at),
         evaluation_rows="random",
         labels_read=task.reads_labels,
+        by_reply=task.by_reply,
         labels=task.labels,
     )
     longest = rounded(np.array(list(task.limits(spec.data).values())))

@@ -56,7 +56,8 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
     if not again and settings.gpu is not None:  # check may have known of another one, or of none
         dtype = resolve_dtype(spec, settings.gpu, dtype if spec.resume_from is not None else None)
     task = task_of(spec, plan.task, plan.data if again else None)  # what has trained keeps its labels
-    task = task.reading_as(plan.data)
+    begun = again or spec.resume_from is not None
+    task = task.reading_as(plan.data if begun else plan.data.model_copy(update={"by_reply": True}))
     planned = plan.data.sources_of(spec)
     sources = find_sources(spec, plan.data, settings, journal, first=not again)
     named = [(each.input, each.target, each.companions) for each in planned]
@@ -82,6 +83,7 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
     folder = settings.prepared / dataset_key(read, tokenizer_fingerprint(model), asked, task)
 
     def make(partial: Path) -> None:
+        check_preparable(task, spec)
         layout = task.layout(read_config(model, plan.model.source))
         try:
             write_dataset(
@@ -136,6 +138,7 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
             "rows": mixture.rows,
             "validation_rows": len(dataset.validation if spec.kind == "train" else dataset.train),
             "labels": task.counted(dataset.train),
+            "by_reply": task.by_reply,
             "complete": True,
         }
     )
@@ -200,6 +203,20 @@ def done(plan: Plan, dataset: PreparedDataset, adopted: Adopted | None) -> Prepa
         memory=plan.memory and plan.memory.summary(),
         adopted=adopted,
     )
+
+
+def check_preparable(task: Task, spec: JobSpec) -> None:
+    """Rejected (`content_changed`) where a job would continue with rows that an earlier version has prepared, and that
+    are lost."""
+    if task.name == "causal" and not task.by_reply:
+        raise Rejected(
+            f"data.train: the prepared rows of {' with '.join(spec.data.names.values())} that this job has trained on "
+            "so far are missing or damaged; an earlier version of Longhaul prepared them, and this one prepares chats "
+            "otherwise",
+            code="content_changed",
+            param="data.train",
+            hint="bring back the folder of prepared rows, or train anew in another job, without resume_from",
+        )
 
 
 def check_content(run: RunDir, plan: Plan, model: Path, dataset: Path) -> None:

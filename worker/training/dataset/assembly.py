@@ -166,7 +166,7 @@ class Assembly:
         self.blocks = [0] * sources
         """Blocks of each source that were added."""
         self.ends: list[int] = []
-        """Rows at the end of each source that is complete."""
+        """Examples up to the end of each source that is complete."""
         self._new, self._new_blocks = RowCounts(), 0
         self._seen = Seen()
         for note in self._writer.ledger.notes:
@@ -188,7 +188,7 @@ class Assembly:
 
     @property
     def rows(self) -> int:
-        """Rows kept so far."""
+        """Examples of the rows kept so far."""
         return self._writer.rows
 
     def add(self, block: EncodedBlock) -> None:
@@ -199,8 +199,10 @@ class Assembly:
             Rejection(block.numbers[row], DUPLICATE, block.excerpts[row]) for row in np.flatnonzero(~kept).tolist()
         ]
         counts.kept, counts.duplicates = int(kept.sum()), len(duplicates)
+        kept_examples = np.repeat(kept, block.examples)
+        counts.became = int(kept_examples.sum())
         for side in SIDES:
-            texts = block.texts[side].only(kept)
+            texts = block.texts[side].only(kept_examples)
             counts.tokens[side] = len(texts.tokens)
             counts.truncated[side] = int((texts.full_lengths > texts.lengths).sum())
             counts.unknown_texts[side] = int((texts.unknown_tokens > 0).sum())
@@ -209,13 +211,15 @@ class Assembly:
                 counts.unknown.update(found)
             self._writer.append(side, texts.tokens, texts.lengths)
             ledger.append(_full_lengths(side), texts.full_lengths.astype("<i4").tobytes())
-        numbers = self.rows + np.cumsum(kept) - 1
-        for row, text in block.whole_targets.items():
-            if kept[row] and self._may_be_evaluated(block.split_keys[row]) and ledger.sizes[_TARGETS] < _MOST_BYTES:
-                ledger.append(_TARGETS, json.dumps([int(numbers[row]), text]).encode() + b"\n")
-        self._writer.rows += counts.kept
+        numbers = self.rows + np.cumsum(kept_examples) - 1
+        split_keys = np.repeat(block.split_keys, block.examples)
+        for place, text in block.whole_targets.items():
+            wanted = kept_examples[place] and self._may_be_evaluated(split_keys[place])
+            if wanted and ledger.sizes[_TARGETS] < _MOST_BYTES:
+                ledger.append(_TARGETS, json.dumps([int(numbers[place]), text]).encode() + b"\n")
+        self._writer.rows += counts.became
         ledger.append(_KEYS, block.keys[kept].astype("<u8").tobytes())
-        ledger.append(_SPLIT_KEYS, block.split_keys[kept].astype("<u8").tobytes())
+        ledger.append(_SPLIT_KEYS, split_keys[kept_examples].astype("<u8").tobytes())
         for one in sorted([*block.rejected, *duplicates], key=lambda one: one.number):
             entry = {"file": block.file, "line": one.number, "reason": one.reason, "excerpt": one.excerpt}
             # ASCII: excerpts hold what many readers take for the end of a line.

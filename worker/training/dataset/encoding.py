@@ -29,7 +29,7 @@ _MOST_KEPT = 16_384
 
 @dataclass(frozen=True)
 class EncodedRows:
-    """Rows as numbers, by side; those with a defect are in none."""
+    """Rows as numbers, by side; those with a defect are in none. A row is one example, or several."""
 
     sides: Mapping[str, EncodedTexts]
     defects: Mapping[int, str] = field(default_factory=dict)
@@ -37,8 +37,9 @@ class EncodedRows:
     noticed: Counter[str] = field(default_factory=Counter)
     """Rows with something odd that are used as they are."""
     whole_targets: Mapping[int, str] = field(default_factory=dict)
-    """Targets that a model writes, as text, of which the numbers have lost something: by place among those without a
-    defect."""
+    """Targets that a model writes, as text, of which the numbers have lost something: by place among all examples."""
+    examples: Sequence[int] | None = None
+    """[rows without a defect] how many examples, one after the other in `sides`, each has become; None: one each."""
 
 
 class RowEncoder(Protocol):
@@ -129,10 +130,12 @@ class EncodedBlock:
     """[rows] equal rows have equal ones."""
     split_keys: UInt64
     """[rows] rows that belong on the same side of a split have equal ones."""
+    examples: Int64
+    """[rows] how many examples, one after the other in `texts`, each has become."""
     texts: Mapping[str, EncodedTexts]
     """By side: input, target."""
     whole_targets: Mapping[int, str]
-    """[rows] those of which the numbers have lost something, by number of the row."""
+    """[examples] those of which the numbers have lost something, by number of the example."""
 
 
 class BlockEncoder:
@@ -172,6 +175,7 @@ class BlockEncoder:
             excerpts=[excerpt for _, excerpt, _ in kept],
             keys=np.array([texts.key for _, _, texts in kept], np.uint64),
             split_keys=np.array([texts.split_key for _, _, texts in kept], np.uint64),
+            examples=np.array([1] * len(kept) if encoded.examples is None else encoded.examples, np.int64),
             texts={side: encoded.sides[side] for side in SIDES},
             whole_targets={row: text[:_MOST_KEPT] for row, text in encoded.whole_targets.items()},
         )

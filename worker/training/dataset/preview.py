@@ -60,6 +60,8 @@ class Previews(NamedTuple):
     """Rows by reason."""
     layout: dict[str, bool]
     """What the tokenizer, if it is known, makes of white space, by the fields of `SourcePreview`."""
+    examples: float
+    """Of a row, on average of the first ones."""
 
 
 def preview_rows(
@@ -83,6 +85,7 @@ def preview_rows(
     Raises Rejected as `RowTask.tried`.
     """
     preview: Preview = partial(_untokenized, task)
+    examples = 1.0
     if tokenizer is None:
         rewriter = None  # which characters one that is made of the rows will lack, nobody knows yet
     else:
@@ -90,7 +93,11 @@ def preview_rows(
         limits = task.limits(data)
         read = parse_rows(candidates.first, RowReader(*templates, rewriter))
         texts = [found for _, found in read if isinstance(found, Texts)]
-        preview = task.encoder(task.tried(tokenizer, texts, limits), limits)().preview
+        encoder = task.encoder(task.tried(tokenizer, texts, limits), limits)()
+        preview = encoder.preview
+        if of_chats := [text for text in texts if text.turns]:
+            became = encoder.encode(of_chats).examples or [1]
+            examples += (sum(became) / len(became) - 1) * len(of_chats) / len(texts)
     seen: list[Row] = []
     rejected: Counter[str] = Counter()
 
@@ -107,7 +114,7 @@ def preview_rows(
 
     shown = [*islice(previews(candidates.first), _FIRST), *islice(previews(candidates.longest), 1)]
     layout = {} if tokenizer is None else tokenizer.layout(embeddings if learns_new_tokens else 0)
-    return Previews(shown or list(previews(candidates.last)), rejected, layout)
+    return Previews(shown or list(previews(candidates.last)), rejected, layout, examples)
 
 
 def rewriter_of(data: DataSpec, tokenizer: TokenizerState | None, *, of_bytes: bool = False) -> Rewriter | None:

@@ -130,6 +130,7 @@ def summary(
     return DatasetSummary(
         rows_read=total.read,
         kept=total.kept,
+        examples=total.became,
         rejected=commonest(total.rejected, IN_SUMMARY),
         duplicates=total.duplicates,
         train_rows=rows["train"],

@@ -14,6 +14,8 @@ ROLES = {"human": "user"} | dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "bo
 """Other names of roles."""
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys of a turn that some templates write before its text: without them another reply would be learned."""
+_THOUGHT = ("<think>", "</think>")
+"""Around the reasoning in a reply."""
 CHAT_COLUMNS = ("messages", "conversations")
 """Columns, by their names in lower case, that hold chats and nothing else."""
 TOOLS = "tools"
@@ -34,6 +36,14 @@ class Turn:
     def saying(self, content: str) -> Turn:
         """The same turn with another content."""
         return replace(self, content=content)
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """Of a reply that thinks first, `<think>…</think>`, the reasoning and the answer; else "" and all of it."""
+        before, closing, answer = self.content.partition(_THOUGHT[1])
+        if self.role != ASSISTANT or not closing:
+            return "", self.content.strip()
+        return before.strip().removeprefix(_THOUGHT[0]).strip(), answer.strip()
 
 
 def chat_field(turns: list[Any], name: str) -> str | None:

@@ -137,6 +137,8 @@ class RowCounts:
     read: int = 0
     """Rows, not blank lines."""
     kept: int = 0
+    became: int = 0
+    """Examples that those kept have become: a chat may become several."""
     duplicates: int = 0
     """Rows equal to an earlier one: rejected too, but nothing is wrong with the file, so that they do not count
     towards `max_invalid_fraction`."""
@@ -167,7 +169,7 @@ class RowCounts:
     def from_json(cls, counts: Mapping[str, Any]) -> RowCounts:
         """From what `as_json` gave."""
         fields: dict[str, Any] = {name: Counter(it) if name in _COUNTERS else it for name, it in counts.items()}
-        return cls(**fields)
+        return cls(**{"became": fields["kept"]} | fields)  # earlier versions made one of each row
 
     def as_json(self) -> dict[str, object]:
         """As plain dictionaries and numbers."""
@@ -195,7 +197,7 @@ class RowCounts:
 
     def add(self, later: RowCounts) -> None:
         """Count the rows that follow."""
-        for name in ("read", "kept", "duplicates", "unknown_tokens"):
+        for name in ("read", "kept", "became", "duplicates", "unknown_tokens"):
             setattr(self, name, getattr(self, name) + getattr(later, name))
         for name in _COUNTERS:
             getattr(self, name).update(getattr(later, name))

@@ -182,11 +182,15 @@ class Task(RowTask, Protocol):
         """
 
     def reading_as(self, data: DataPlan) -> Task:
-        """The same task, reading labels as this plan of rows does, of the job or of the one that is resumed from."""
+        """The same task, reading rows as this plan of them does, of the job or of the one that is resumed from."""
 
     @property
     def reads_labels(self) -> bool:
         """See `DataPlan.labels_read`."""
+
+    @property
+    def by_reply(self) -> bool:
+        """See `DataPlan.by_reply`."""
 
     def labelled(self, found: Mapping[str, int], config: Config, *, complete: bool) -> Task:
         """The same task, knowing labels and how many rows have each; itself where it has none or knows them.

@@ -30,6 +30,7 @@ class Unlabelled:
     has_labels: ClassVar[bool] = False
     labels: ClassVar[tuple[LabelPlan, ...]] = ()
     reads_labels: ClassVar[bool] = False
+    by_reply: bool = False
     labels_noticed: ClassVar[tuple[str, ...]] = ()
     keeps_line_breaks: bool = False
     metrics: ClassVar[tuple[EvaluationMetric, ...]] = metrics_of("seq2seq")

@@ -36,14 +36,7 @@ GEMMA = (
     "{{ '<|start|>' + role + '\n' + m['content'] | trim + '<|eot|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start|>model\n' }}{% endif %}"
 )
-# The last reply has a place to think, as Qwen3 writes it.
-QWEN3 = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
-    "{% if loop.last and m['role'] == 'assistant' %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
-    "{{ m['content'] + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-GOOD = {"chatml": CHATML, "llama": LLAMA, "mistral": MISTRAL, "gemma": GEMMA, "qwen3": QWEN3}
+GOOD = {"chatml": CHATML, "llama": LLAMA, "mistral": MISTRAL, "gemma": GEMMA}
 _TURN = "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
 _ASK = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 BROKEN = {
@@ -129,10 +122,7 @@ def test_tokens_are_those_of_transformers_and_replies_with_their_ends_are_learne
     assert rows.sides["input"].tokens.tolist() == expected and not rows.defects
     end = {"llama": "<|eot|>", "gemma": "<|eot|>"}.get(name, "<|im_end|>")
     before = {"mistral": " "}.get(name, "")
-    thinking = "<think>\n\n</think>\n\n" if name == "qwen3" else before
-    assert learned(tokenizer, rows) == (
-        f"{before}It is on its way.{end}|{thinking}On Monday, ½ past two.\nGood bye!{end}"
-    )
+    assert learned(tokenizer, rows) == f"{before}It is on its way.{end}|{before}On Monday, ½ past two.\nGood bye!{end}"
     # What the model is asked with is where the loss begins.
     asked: Any = stock.apply_chat_template(
         ROW["messages"][:3], tokenize=True, add_generation_prompt=True, return_dict=False
@@ -280,7 +270,7 @@ def test_every_turn_is_in_what_is_learned_or_the_row_is_rejected_by_the_role(
     if written is None:
         assert rows.defects == {0: f"the chat template leaves out turns of the role '{role}'"}
     else:
-        text = tokenizer.chat.render(texts_of(row), everything=False).text
+        [(text, *_)] = tokenizer.chat.render(texts_of(row), everything=False)
         assert not rows.defects and written in text
         assert tokenizer.chat.prompt(texts_of(row))[0].startswith(text[: text.index("It is on its way.")])
 

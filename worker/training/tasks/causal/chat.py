@@ -1,11 +1,15 @@
-"""From a row to the text that a causal model reads, and which parts of it are learned.
+"""From a row to the texts that a causal model reads, and which parts of them are learned.
 
-With a chat template, every row is a chat: of a prompt and its completion, one turn of the user and one reply. The text
-is what the template makes of all turns. A reply is learned from where the template asks for it (the text of the turns
-before, with the generation prompt) to the token that ends it, that included: what the model itself has to write. Where
-replies begin is found by rendering each beginning of the chat, for templates that mark replies are rare. A template
-that says something else of a beginning than of the whole would train what nobody asks for, and one that leaves out a
-turn, of a role that it does not know, would teach replies to what nobody said: such rows are defects.
+With a chat template, every row is a chat: of a prompt and its completion, one turn of the user and one reply. A reply
+is learned as a server has it: behind the text of the turns before it, with the generation prompt, up to the token that
+ends it, that included. What the template makes of the chat up to that reply says how it is written.
+
+Many templates write earlier turns otherwise than the last one: Qwen3 leaves out what earlier replies thought. So a row
+becomes as many texts, its examples, as it takes for each reply to stand behind its own beginning; replies whose texts
+are the beginning of a longer one share that. Where the generation prompt begins to think, as DeepSeek-R1's does, and
+the template writes replies without it, the reply goes on there. A template that says something else of a beginning
+than of the whole would train what nobody asks for, and one that leaves out a turn, of a role that it does not know,
+would teach replies to what nobody said: such rows are defects.
 
 Without a template, a completion follows its prompt on a new line, and the tokenizer's end token ends it.
 """
@@ -13,8 +17,10 @@ Without a template, a completion follows its prompt on a new line, and the token
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
 from jobs.text.units import format_bytes, format_duration
@@ -35,11 +41,16 @@ NO_TEMPLATE = "a chat, and the tokenizer has no chat template"
 NOT_A_BEGINNING = "the chat template changes earlier turns"
 NO_END = "the chat template does not end a reply with an end token"
 NOT_SAID = "the chat template does not repeat a reply as it is"
+NOT_THOUGHT = "the chat template leaves out the reasoning of a reply"
 NOT_RENDERED = "the chat template refuses the turns"
 LEFT_OUT = "the chat template leaves out turns of the role"
 TOO_LONG = "the chat template writes far more than the turns hold"
 DEVELOPER = "developer"
 """What OpenAI calls the role of the system since 2025, and few templates know."""
+_THINKING = re.compile(r"<think>\s*(?P<ended></think>\s*)?$")
+"""How generation prompts end that begin to think, or say that nothing is thought."""
+_THOUGHT = re.compile(r"\s*(<think>.*?</think>\s*)?", re.DOTALL)
+"""How replies begin that have thought."""
 _SEQUENCES, _ROLE_SHOWN = 1024, 30
 """Sequences of roles whose turns that are left out are remembered; characters of a role that are shown."""
 
@@ -52,7 +63,7 @@ class Span(NamedTuple):
 
 
 class Rendered(NamedTuple):
-    """A row as text."""
+    """An example as text."""
 
     text: str
     spans: Sequence[Span]
@@ -72,9 +83,14 @@ class ChatFormat:
     """Tokens that end a reply; of a text without a template, the first."""
     special: tuple[str, ...]
     """All special tokens, as written."""
+    follows: str | None = None
+    """What ends a reply where the template itself writes it only with the next turn, as GLM's does."""
 
-    def render(self, texts: Texts, *, everything: bool) -> Rendered:
-        """The text of a row. `everything`: all of it is learned. Raises Defect."""
+    def render(self, texts: Texts, *, everything: bool) -> Sequence[Rendered]:
+        """The examples of a row, in the order of their last replies; of most rows one. Raises Defect.
+
+        `everything`: all of it is learned, of further examples what the one before does not begin with.
+        """
         if any(token in text for text in texts.all for token in self.special):
             raise Defect(SPECIAL)
         if texts.turns:
@@ -84,8 +100,11 @@ class ChatFormat:
         else:
             before = f"{texts.input}{SEPARATOR}" if texts.input else ""
             text = f"{before}{texts.target}{self.ends[0]}"
-            found = Rendered(text, [Span(len(before), len(text))], as_chat=False)
-        return found._replace(spans=[Span(0, len(found.text))]) if everything else found
+            found = [Rendered(text, [Span(len(before), len(text))], as_chat=False)]
+        if not everything:
+            return found
+        begins = [0, *(_alike(one.text, other.text) for one, other in pairwise(found))]
+        return [each._replace(spans=[Span(at, len(each.text))]) for at, each in zip(begins, found, strict=True)]
 
     def prompt(self, texts: Texts) -> tuple[str, bool]:
         """What a reply follows, of texts without one, and whether the template wrote it (`Rendered.as_chat`).
@@ -114,19 +133,39 @@ class ChatFormat:
         """
         if self.template is None:
             return self
-        text = self._written((Turn("user", _PROBE[0], False), Turn(ASSISTANT, _PROBE[1], True)))
-        after = text.rpartition(_PROBE[1])[2]
-        found = [(at, token) for token in self.special if (at := after.find(token)) >= 0]
-        return self if not found else replace(self, ends=tuple(dict.fromkeys([*self.ends, min(found)[1]])))
+        turns = Turn("user", _PROBE[0], False), Turn(ASSISTANT, _PROBE[1], True)
+        if found := self._special_in(self._written(turns).rpartition(_PROBE[1])[2]):
+            return replace(self, ends=tuple(dict.fromkeys([*self.ends, found])))
+        try:
+            followed = self._written((*turns, turns[0])).partition(_PROBE[1])[2]
+        except Defect:
+            return self
+        follows = self._special_in(followed)
+        if follows is None or not followed.lstrip().startswith(follows):
+            return self
+        return replace(self, ends=tuple(dict.fromkeys([*self.ends, follows])), follows=follows)
 
-    def _chat(self, turns: Sequence[Turn]) -> Rendered:
+    def _special_in(self, text: str) -> str | None:
+        """The first special token of a text."""
+        found = [(at, token) for token in self.special if (at := text.find(token)) >= 0]
+        return min(found)[1] if found else None
+
+    def _chat(self, turns: Sequence[Turn]) -> Sequence[Rendered]:
         if self.template is None:
             raise Defect(NO_TEMPLATE)
         turns = self._known(turns)
-        text = self._written(turns)
-        spans = list(self._spans(text, turns))
+        examples: list[Rendered] = []
+        for place in range(len(turns) - 1, -1, -1):
+            if turns[place].learned:
+                text, span = self._reply(turns[: place + 1])
+                beginning = text[: span.end]
+                shared = (number for number, each in enumerate(examples) if each.text.startswith(beginning))
+                if (number := next(shared, None)) is None:
+                    examples.append(Rendered(text, [span], as_chat=True))
+                else:
+                    examples[number] = examples[number]._replace(spans=[span, *examples[number].spans])
         self._check_all_said(turns)
-        return Rendered(text, spans, as_chat=True)
+        return examples[::-1]
 
     def _known(self, turns: Sequence[Turn]) -> Sequence[Turn]:
         """Turns of the developer as those of the system, where the template writes only these."""
@@ -149,20 +188,29 @@ class ChatFormat:
         """Places of turns whose content the template does not write, whatever it is."""
         return _left_out(self.template, tuple(self.names.items()), tuple(turn.role for turn in turns))
 
-    def _spans(self, text: str, turns: Sequence[Turn]) -> Iterator[Span]:
-        for place, turn in enumerate(turns):
-            if not turn.learned:
-                continue
-            before = self._written(turns[:place], asking=True)
-            if not text.startswith(before):
-                raise Defect(NOT_A_BEGINNING)
-            found = [(at, token) for token in self.ends if (at := text.find(token, len(before))) >= 0]
-            if not found:
-                raise Defect(NO_END)
-            at, token = min(found)
-            if turn.content.strip() not in text[len(before) : at]:
-                raise Defect(NOT_SAID)
-            yield Span(len(before), at + len(token))
+    def _reply(self, turns: Sequence[Turn]) -> tuple[str, Span]:
+        """What a server has once it has answered with the last of these turns, and where that reply stands in it.
+
+        Raises Defect.
+        """
+        before, text = self._written(turns[:-1], asking=True), self._written(turns)
+        thought, answer = turns[-1].parts
+        if not text.startswith(before):
+            text = _going_on(before, text, thought)
+        if self.follows is not None and not any(token in text[len(before) :] for token in self.ends):
+            text = text.rstrip() + self.follows
+        begin = at = len(before)
+        if not any(token in text[begin:] for token in self.ends):
+            raise Defect(NO_END)
+        for part, missing in ((thought, NOT_THOUGHT), (answer, NOT_SAID)):
+            if (found := text.find(part, at)) < 0:
+                raise Defect(missing)
+            at = found + len(part)
+        ends = [(found, token) for token in self.ends if (found := text.find(token, at)) >= 0]
+        if not ends:
+            raise Defect(NO_END)
+        at, token = min(ends)
+        return text, Span(begin, at + len(token))
 
     def _written(self, turns: Sequence[Turn], *, asking: bool = False) -> str:
         """`asking`: with the generation prompt behind it. Raises Defect; Rejected (`chat_template`) beyond a limit."""
@@ -187,6 +235,21 @@ class ChatFormat:
         if len(written) > _MOST_ADDED + _MOST_TIMES * sum(len(turn.content) for turn in turns):
             raise Defect(TOO_LONG)
         return written
+
+
+def _alike(one: str, other: str) -> int:
+    """Characters with which both begin."""
+    return sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(one, other, strict=False)))
+
+
+def _going_on(before: str, text: str, thought: str) -> str:
+    """The text of a chat whose last reply goes on where the prompt `before` has begun to think. Raises Defect."""
+    found = _THINKING.search(before)
+    if found is None or not text.startswith(before[: found.start()]) or (found["ended"] and thought):
+        raise Defect(NOT_A_BEGINNING)
+    said = text[found.start() :]
+    said = said[len(_THOUGHT.match(said)[0]) :]  # type: ignore[index]  # it matches everywhere
+    return f"{before}{said}" if found["ended"] else f"{before}{thought}\n</think>\n\n{said}"
 
 
 @functools.lru_cache(_SEQUENCES)

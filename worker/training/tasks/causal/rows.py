@@ -7,8 +7,9 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from worker.training.tasks.causal.chat import (
     NOT_A_BEGINNING,
     NOT_RENDERED,
     NOT_SAID,
+    NOT_THOUGHT,
     TOO_LONG,
     ChatFormat,
     Rendered,
@@ -39,8 +41,9 @@ if TYPE_CHECKING:
 
 NOTHING_LEARNED = "no reply within data.max_tokens"
 ACROSS = "a token across the beginning of a reply"
+REPLIES_CUT = "a chat with replies beyond data.max_tokens, which are not learned"
 OTHER_PROMPT = "a reply behind other tokens than its prompt has when the model is asked"
-_OF_TEMPLATE = (NO_TEMPLATE, NOT_A_BEGINNING, NO_END, NOT_SAID, NOT_RENDERED, LEFT_OUT, TOO_LONG, ACROSS)
+_OF_TEMPLATE = (NO_TEMPLATE, NOT_A_BEGINNING, NO_END, NOT_SAID, NOT_THOUGHT, NOT_RENDERED, LEFT_OUT, TOO_LONG, ACROSS)
 """Defects whose cause is the tokenizer, where the first rows have them."""
 _PROMPT_ENDS = 256
 """Ends of prompts whose tokens are remembered: most templates have one."""
@@ -104,6 +107,19 @@ def end_tokens(tokenizer: PreTrainedTokenizerFast, folder: Path) -> tuple[str, .
     return tuple(dict.fromkeys(token for token in tokens if token))
 
 
+class _Example(NamedTuple):
+    """An example as numbers, without the limit."""
+
+    rendered: Rendered
+    encoding: Encoding
+    ids: Int64
+    """Its tokens."""
+    positions: Int64
+    """Of the learned ones."""
+    as_asked: bool
+    """Whether every reply is (see `CausalEncoder._as_asked`)."""
+
+
 class CausalEncoder:
     """By a tokenizer that was tried. `everything`: all tokens are learned, not only replies."""
 
@@ -117,29 +133,34 @@ class CausalEncoder:
     def encode(self, texts: Sequence[Texts]) -> EncodedRows:
         """Defects are those of chat templates, and rows of which nothing learned is left within the limit."""
         defects: dict[int, str] = {}
-        rendered: dict[int, Rendered] = {}
+        rendered: dict[int, Sequence[Rendered]] = {}
         for place, one in enumerate(texts):
             try:
                 rendered[place] = self._tokenizer.chat.render(one, everything=self._everything)
             except Defect as defect:
                 defects[place] = str(defect)
-        encodings = self._encodings(list(rendered.values()))
+        encodings = iter(self._encodings([each for one in rendered.values() for each in one]))
         kept: list[tuple[Int64, Int64, int, int]] = []
+        examples: list[int] = []
         unknown: dict[int, Counter[str]] = {}
         whole_targets: dict[int, str] = {}
         noticed: Counter[str] = Counter()
-        for (place, row), encoding in zip(rendered.items(), encodings, strict=True):
+        for place, row in rendered.items():
             try:
-                ids, positions, as_asked = self._numbers(row, encoding)
+                found = self._examples(row, list(islice(encodings, len(row))))
             except Defect as defect:
                 defects[place] = str(defect)
                 continue
-            noticed[OTHER_PROMPT] += not as_asked
-            if found := self._unknown(row.text, encoding):
-                unknown[len(kept)] = found
-            if found or positions[-1] >= self._limit:
-                whole_targets |= {len(kept): reply for reply in self._lossy_reply(row, encoding, positions)}
-            kept.append((ids[: self._limit], positions[positions < self._limit], len(ids), len(positions)))
+            noticed[OTHER_PROMPT] += not all(each.as_asked for each in found)
+            noticed[REPLIES_CUT] += len(found) < len(row)
+            examples.append(len(found))
+            for each in found:
+                if lost := self._unknown(each.rendered.text, each.encoding):
+                    unknown[len(kept)] = lost
+                positions, full = each.positions, len(each.ids)
+                if lost or positions[-1] >= self._limit:
+                    whole_targets |= {len(kept): reply for reply in self._lossy_reply(each)}
+                kept.append((each.ids[: self._limit], positions[positions < self._limit], full, len(positions)))
         sizes = [sum(found.values()) for found in (unknown.get(row, Counter()) for row in range(len(kept)))]
         return EncodedRows(
             {
@@ -149,36 +170,46 @@ class CausalEncoder:
             defects,
             noticed,
             whole_targets,
+            examples,
         )
 
     def preview(self, number: int, texts: Texts, rewritten: Mapping[str, int]) -> RowPreview:
         """The row as the template writes it, what of it is learned, and what is cut off."""
-        rendered = self._tokenizer.chat.render(texts, everything=self._everything)
-        [encoding] = self._encodings([rendered])
-        ids, positions, _ = self._numbers(rendered, encoding)
-        cut_off = self._limit - len(self._leading(rendered))
-        end = len(rendered.text) if len(ids) <= self._limit else encoding.offsets[max(0, cut_off)][0]
-        begin = rendered.spans[-1].begin
-        unknown = dict(self._unknown(rendered.text, encoding))
-        parts = ((texts.input, begin), (texts.target, len(rendered.text) - begin))
-        counts = (int((np.arange(len(ids)) < self._limit).sum()), int((positions < self._limit).sum()))
-        cut = (max(0, begin - end), min(len(rendered.text) - begin, len(rendered.text) - end))
+        row = self._tokenizer.chat.render(texts, everything=self._everything)
+        found = self._examples(row, self._encodings(row))
+        counts, cut, unknown = np.zeros(2, np.int64), np.zeros(2, np.int64), Counter[str]()
+        shown = []
+        for rendered, encoding, ids, positions, _ in found:
+            cut_off = self._limit - len(self._leading(rendered))
+            end = len(rendered.text) if len(ids) <= self._limit else encoding.offsets[max(0, cut_off)][0]
+            begin = rendered.spans[-1].begin
+            unknown |= self._unknown(rendered.text, encoding)
+            counts += (min(len(ids), self._limit), (positions < self._limit).sum())
+            cut += (max(0, begin - end), min(len(rendered.text) - begin, len(rendered.text) - end))
+            shown.append(spans_of(rendered, end))
+        sides = zip((texts.input, texts.target), counts.tolist(), cut.tolist(), (dict(unknown), {}), strict=True)
         input, target = (
             TextPreview(text=text[:SHOWN], characters=len(text), tokens=tokens, cut_characters=lost, unknown=of_side)
-            for (text, _), tokens, lost, of_side in zip(parts, counts, cut, (unknown, {}), strict=True)
+            for text, tokens, lost, of_side in sides
         )
         return RowPreview(
-            number=number, input=input, target=target, rewritten=dict(rewritten), spans=spans_of(rendered, end)
-        )
+            number=number, input=input, target=target, rewritten=dict(rewritten),
+            spans=shown[-1], earlier_examples=tuple(shown[:-1]),
+        )  # fmt: skip
 
     def _encodings(self, rendered: Sequence[Rendered]) -> list[Encoding]:
         return self._fast.encode_batch([one.text for one in rendered], add_special_tokens=False) if rendered else []
 
-    def _numbers(self, rendered: Rendered, encoding: Encoding) -> tuple[Int64, Int64, bool]:
-        """Tokens of the row, and positions of the learned ones, both without the limit, and whether all is `_as_asked`.
+    def _examples(self, row: Sequence[Rendered], encodings: Sequence[Encoding]) -> list[_Example]:
+        """Those of a row of which something learned is within the limit. Raises Defect."""
+        found = [self._numbers(*one) for one in zip(row, encodings, strict=True)]
+        within = [one for one in found if (one.positions < self._limit).any()]
+        if not within:
+            raise Defect(NOTHING_LEARNED)
+        return within
 
-        Raises Defect.
-        """
+    def _numbers(self, rendered: Rendered, encoding: Encoding) -> _Example:
+        """Raises Defect."""
         leading, own = self._leading(rendered), encoding.ids
         ids = np.array([*leading, *own], np.int64)
         offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
@@ -192,9 +223,7 @@ class CausalEncoder:
             learned |= (offsets[:, 0] >= begin) & (offsets[:, 0] < end)
         positions = np.flatnonzero(learned) + len(leading)
         positions = positions[positions > 0]  # nothing predicts the first token
-        if not (positions < self._limit).any():
-            raise Defect(NOTHING_LEARNED)
-        return ids, positions, as_asked
+        return _Example(rendered, encoding, ids, positions, as_asked)
 
     def _as_asked(self, text: str, begin: int, ids: list[int], begins: Int64) -> bool:
         """Whether the tokens before a reply are those of the prompt by itself, which generation continues.
@@ -207,12 +236,10 @@ class CausalEncoder:
         start = next((place for place in range(end - 1, 0, -1) if ids[place] in self._special), 0)
         return ids[start:end] == self._prompt_end(text[int(begins[start]) : begin])
 
-    def _lossy_reply(self, rendered: Rendered, encoding: Encoding, positions: Int64) -> list[str]:
+    def _lossy_reply(self, example: _Example) -> list[str]:
         """The last reply that begins within the limit, where its end is cut off or characters of it are unknown; none
-        where nothing is before it, as in plain text.
-
-        `positions`: of learned tokens, without the limit.
-        """
+        where nothing is before it, as in plain text."""
+        rendered, encoding, _, positions, _ = example
         tokens = positions - len(self._leading(rendered))
         begins = np.array(encoding.offsets, np.int64)[tokens, 0]
         last = begins[positions < self._limit][-1]
@@ -279,8 +306,8 @@ def unusable_template(defect: str) -> Rejected:
         param="model",
         hint="take an instruct model, whose tokenizer has a chat template"
         if defect == NO_TEMPLATE
-        else "put a chat template that repeats earlier turns unchanged into the model's tokenizer_config.json or "
-        "chat_template.jinja",
+        else "put a chat template into the model's chat_template.jinja that writes a chat as what it asks for the last "
+        "reply with, and that reply as it is",
     )
 
 

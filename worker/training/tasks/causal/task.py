@@ -54,6 +54,8 @@ class Causal(Unlabelled):
     """Tokens of a row at most, by the job."""
     adapters_alone: bool = False
     """Adapters are delivered without the model."""
+    by_reply: bool = True
+    """See `DataPlan`. The rows of an earlier version can be read, and are not prepared any more."""
     name: ClassVar[str] = "causal"
     targets_apart: ClassVar[bool] = False
     limit_keys: ClassVar[tuple[str, ...]] = ("data.max_tokens",)
@@ -66,11 +68,15 @@ class Causal(Unlabelled):
     def of(cls, spec: JobSpec, data: DataPlan | None = None) -> Causal:
         """As the job sets it."""
         alone = isinstance(spec.method, LoraMethod) and not spec.method.merge
-        return cls(everything=spec.task.loss_on == "all", positions=spec.data.max_tokens, adapters_alone=alone)
+        made = cls(everything=spec.task.loss_on == "all", positions=spec.data.max_tokens, adapters_alone=alone)
+        return made if data is None else made.reading_as(data)
 
     @property
-    def variant(self) -> bool:
-        return self.everything
+    def variant(self) -> object:
+        return [self.everything, "by reply"] if self.by_reply else self.everything
+
+    def reading_as(self, data: DataPlan) -> Causal:
+        return replace(self, by_reply=data.by_reply)
 
     def templates(
         self,
@@ -116,7 +122,7 @@ class Causal(Unlabelled):
         return partial(CausalEncoder, tokenizer, limits, everything=self.everything)
 
     def builtin_spans(self, texts: Texts) -> tuple[SpanPreview, ...]:
-        rendered = builtin.CHAT.render(texts, everything=self.everything)
+        [rendered] = builtin.CHAT.render(texts, everything=self.everything)
         return spans_of(rendered, len(rendered.text))
 
     def adapted(self, config: Config) -> Config:

@@ -94,6 +94,8 @@ class Classification:
         """See `Task`."""
         return replace(self, as_written=not data.labels_read)
 
+    by_reply: ClassVar[bool] = False
+
     @property
     def reads_labels(self) -> bool:
         return not self.as_written

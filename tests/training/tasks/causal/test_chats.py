@@ -1,0 +1,286 @@
+"""Chats of many templates: each reply is learned behind what a server asks with, as its template writes it there."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from functools import partialmethod
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from rich.console import Console
+from transformers import AutoTokenizer
+
+from jobs.disk.rundir import RunDir
+from jobs.errors import Rejected
+from jobs.events import Event, JobPrepared
+from longhaul.preview import print_preview
+from service.answers.wording import sentence
+from tests.training.tasks.causal.test_rows import CHATML, LIMITS, LLAMA, encoded, texts_of, with_template
+from tests.training.tasks.causal.test_rows import folder as folder
+from tests.training.workplace import Workplace, dataset_of
+from tests.training.workplace import of_rows as of_rows
+from worker.training.tasks.causal import builtin
+from worker.training.tasks.causal.rows import REPLIES_CUT, CausalEncoder, CausalTokenizer
+from worker.training.tasks.causal.task import Causal
+
+_THOUGHT = (
+    "{% set r = m.reasoning_content or '' %}{% set c = m['content'] or '' %}"
+    "{% if '</think>' in c %}{% set r = c.split('</think>')[0].split('<think>')[-1].strip() %}"
+    "{% set c = c.split('</think>')[-1].strip() %}{% endif %}"
+)
+"""Of a turn m: what it thought, r, and what it says, c."""
+_BEGIN = "{{ '<|im_start|>' + m['role'] + '\n' }}"
+_END = "{{ '<|im_end|>\n' }}"
+_LAST_USER = (
+    "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m['role'] == 'user' %}"
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+)
+# Only what answers the last question has thought, or says that nothing was.
+DROPS = (
+    _LAST_USER + "{% for m in messages %}" + _THOUGHT + _BEGIN + "{% if m['role'] == 'assistant' and "
+    "loop.index0 > ns.last and (r or loop.last) %}{{ '<think>\n' + r + '\n</think>\n\n' }}{% endif %}{{ c }}"
+    + _END
+    + "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+# The same, and the prompt begins to think.
+OPENS = DROPS.replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}")
+# The prompt begins to think, and no reply in the chat has thought.
+NEVER = (
+    "{% for m in messages %}" + _THOUGHT + _BEGIN + "{{ c }}" + _END + "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
+)
+# Earlier replies have an empty place for it, the prompt begins one.
+EMPTIED = (
+    "{% for m in messages %}" + _THOUGHT + _BEGIN + "{% if m['role'] == 'assistant' %}<think>"
+    "{% if loop.last %}{{ r }}{% endif %}</think>{% endif %}{{ c }}" + _END + "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
+)
+# The prompt says that nothing is thought; no reply repeats it.
+CLOSED = CHATML.replace("assistant\\n' }}{% endif %}", "assistant\\n<think>\n\n</think>\n\n' }}{% endif %}")
+# A reply ends where the next turn begins.
+UNENDED = (
+    "{{ bos_token }}{% for m in messages %}" + _THOUGHT + "{{ '<|' + m['role'] + '|>' }}"
+    "{% if m['role'] == 'assistant' %}{{ '\n<think>' + (r if loop.last else '') + '</think>' }}{% endif %}"
+    "{{ '\n' + c | trim }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+# Channels; earlier replies end with another token, and have not thought.
+CHANNELS = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}{% if m.thinking and loop.last %}"
+    "{{ '<|start|>assistant<|channel|>analysis<|message|>' + m.thinking + '<|end|>' }}{% endif %}"
+    "{{ '<|start|>assistant<|channel|>final<|message|>' + m['content'] }}"
+    "{{ '<|return|>' if loop.last else '<|end|>' }}{% else %}"
+    "{{ '<|start|>' + m['role'] + '<|message|>' + m['content'] + '<|end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
+)
+SPECIAL = ("<|start|>", "<|head|>", "<|eot|>", "<s>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>")
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+
+
+class Way(NamedTuple):
+    """What is peculiar to a template."""
+
+    template: str
+    written: str
+    """A reply with what it thought, {r}, and what it says, {c}, as the model writes it."""
+    not_thought: str
+    """The same of one that has not thought."""
+    changes: tuple[bool, bool] = (True, True)
+    """Whether replies that have thought, and others, are written otherwise once there are later turns."""
+
+
+WAYS = {
+    "chatml": Way(CHATML, "<think>\n{r}\n</think>\n\n{c}<|im_end|>", "{c}<|im_end|>", (False, False)),
+    "trims": Way(LLAMA, "<think>\n{r}\n</think>\n\n{c}<|eot|>", "{c}<|eot|>", (False, False)),
+    "drops": Way(DROPS, "<think>\n{r}\n</think>\n\n{c}<|im_end|>", "<think>\n\n</think>\n\n{c}<|im_end|>"),
+    "opens": Way(OPENS, "{r}\n</think>\n\n{c}<|im_end|>", "\n</think>\n\n{c}<|im_end|>"),
+    "never": Way(NEVER, "{r}\n</think>\n\n{c}<|im_end|>", "\n</think>\n\n{c}<|im_end|>"),
+    "emptied": Way(EMPTIED, "{r}\n</think>\n\n{c}<|im_end|>", "\n</think>\n\n{c}<|im_end|>"),
+    "closed": Way(CLOSED, "", "{c}<|im_end|>"),
+    "unended": Way(UNENDED, "\n<think>{r}</think>\n{c}<|user|>", "\n<think></think>\n{c}<|user|>", (True, False)),
+    "channels": Way(CHANNELS, "", "<|channel|>final<|message|>{c}<|return|>"),
+}
+
+
+@pytest.fixture(scope="module")
+def words(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("words")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": [*SPECIAL, *ROLES]})
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def chat_of(replies: int, *, system: bool, thinks: str | None) -> list[dict[str, Any]]:
+    """`thinks`: the key that holds the reasoning; "content": the text does."""
+    said: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}] if system else []
+    for number in range(replies):
+        reply = {"role": "assistant", "content": f"It weighs {number} kg."}
+        if thinks == "content":
+            reply["content"] = f"<think>\nOf kettle {number}: light.\n</think>\n\n{reply['content']}"
+        elif thinks:
+            reply[thinks] = f"Of kettle {number}: light."
+        said += [{"role": "user", "content": f"How heavy is kettle {number}?"}, reply]
+    return said
+
+
+class Learned(NamedTuple):
+    """A run of learned tokens, and all that stands before it."""
+
+    before: str
+    text: str
+
+
+def runs(tokenizer: CausalTokenizer, rows: Any) -> list[list[Learned]]:
+    """Of each example."""
+    found, at = [], {"input": 0, "target": 0}
+    fast = tokenizer.open()
+    for both in zip(rows.sides["input"].lengths.tolist(), rows.sides["target"].lengths.tolist(), strict=True):
+        one = {}
+        for side, length in zip(("input", "target"), both, strict=True):
+            one[side] = rows.sides[side].tokens[at[side] : at[side] + length].astype(np.int64)
+            at[side] += length
+        starts = np.flatnonzero(np.diff(one["target"], prepend=-2) != 1)
+        found.append(
+            [
+                Learned(*(fast.decode(part.tolist(), skip_special_tokens=False) for part in (
+                    one["input"][: run[0]], one["input"][run[0] : run[-1] + 1],
+                )))
+                for run in np.split(one["target"], starts[1:])
+            ]
+        )  # fmt: skip
+    return found
+
+
+CASES = [
+    (name, replies, system, thinks)
+    for name, replies, system, thinks in product(WAYS, (1, 2, 5), (False, True), (None, "content"))
+    if thinks is None or WAYS[name].written
+]
+
+
+@pytest.mark.parametrize(("name", "replies", "system", "thinks"), CASES)
+def test_each_reply_is_learned_behind_what_a_server_asks_with(
+    name: str, replies: int, system: bool, thinks: str | None, words: Path, tmp_path: Path
+) -> None:
+    way, said = WAYS[name], chat_of(replies, system=system, thinks=thinks)
+    tokenizer = with_template(words, tmp_path, way.template)
+    rows = CausalEncoder(tokenizer, {"input": 2000, "target": 2000}, everything=False).encode(
+        [texts_of({"messages": said})]
+    )
+    assert not rows.defects
+    found = runs(tokenizer, rows)
+    assert rows.examples == [len(found)] == [replies if way.changes[thinks is None] else 1]
+    stock: Any = AutoTokenizer.from_pretrained(tmp_path)
+    places = [place for place, turn in enumerate(said) if turn["role"] == "assistant"]
+    asked = [stock.apply_chat_template(said[:at], tokenize=False, add_generation_prompt=True) for at in places]
+    form = way.written if thinks else way.not_thought
+    texts = [form.format(r=f"Of kettle {n}: light.", c=f"It weighs {n} kg.") for n in range(replies)]
+    assert [run for example in found for run in example] == [Learned(*both) for both in zip(asked, texts, strict=True)]
+
+
+def test_replies_share_an_example_up_to_the_next_question(words: Path, tmp_path: Path) -> None:
+    tokenizer = with_template(words, tmp_path, OPENS)
+    first, second = chat_of(2, system=False, thinks="content")[1::2]
+    said = [{"role": "user", "content": "How heavy?"}, first, second, {"role": "user", "content": "Sure?"}, second]
+    rows = encoded(tokenizer, texts_of({"messages": said}), input=2000)
+    assert [len(example) for example in runs(tokenizer, rows)] == [2, 1]
+
+
+def test_examples_beyond_the_limit_are_left_out_and_counted_and_the_preview_shows_the_others(
+    words: Path, tmp_path: Path
+) -> None:
+    tokenizer = with_template(words, tmp_path, DROPS)
+    texts = texts_of({"messages": chat_of(5, system=False, thinks="content")})
+    whole = encoded(tokenizer, texts, input=2000)
+    limit = int(whole.sides["target"].tokens[whole.sides["target"].lengths[:3].sum()])
+    rows = encoded(tokenizer, texts, texts_of({"prompt": "a", "completion": "b"}, "prompt", "completion"), input=limit)
+    assert rows.examples == [3, 1] and rows.noticed[REPLIES_CUT] == 1
+    shown = CausalEncoder(tokenizer, LIMITS | {"input": limit}, everything=False).preview(1, texts, {})
+    assert len(shown.earlier_examples) == 2 and shown.input.tokens == rows.sides["input"].lengths[:3].sum()
+    assert shown.target.cut_characters, "of the third, whose reasoning the fourth has no more"
+    learned = [span.text for spans in (*shown.earlier_examples, shown.spans) for span in spans if span.learned]
+    assert learned == [run.text for example in runs(tokenizer, rows)[:3] for run in example]
+
+
+def test_where_everything_is_learned_an_example_begins_behind_what_the_one_before_has(
+    words: Path, tmp_path: Path
+) -> None:
+    tokenizer = with_template(words, tmp_path, DROPS)
+    rows = encoded(tokenizer, texts_of({"messages": chat_of(2, system=True, thinks="content")}), everything=True)
+    [first], [second] = runs(tokenizer, rows)
+    assert second.before.endswith("<|im_start|>assistant\n") and second.text.startswith("It weighs 0 kg.")
+    assert first.text.endswith("</think>\n\nIt weighs 0 kg.<|im_end|>\n")
+
+
+def test_reasoning_that_a_template_leaves_out_is_named(words: Path, tmp_path: Path) -> None:
+    cuts = DROPS.replace("r or loop.last", "not r")
+    rows = encoded(
+        with_template(words, tmp_path, cuts), texts_of({"messages": chat_of(1, system=False, thinks="content")})
+    )
+    assert rows.defects == {0: "the chat template leaves out the reasoning of a reply"}
+
+
+def model_of(workplace: Workplace, template: str) -> str:
+    """A built-in model with another template."""
+    folder = workplace.data / "model"
+    folder.mkdir()
+    builtin.build(folder, ["How heavy is kettle 1? It weighs 1 kg. Of kettle 1: light."], seed=0)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return "./model"
+
+
+def job_of(workplace: Workplace, **data: Any) -> RunDir:
+    def chat(number: int) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": f"Number {number}?"}, *chat_of(3, system=False, thinks="content")[1:]]
+
+    rows: list[dict[str, Any]] = [{"messages": chat(number)} for number in range(40)]
+    workplace.rows("chats.jsonl", [*rows, rows[7]])
+    return workplace.job("chats.jsonl", model="./model", data={"validation": 0.2} | data)
+
+
+def test_rows_in_and_examples_out_are_counted_estimated_and_shown(workplace: Workplace) -> None:
+    model_of(workplace, DROPS)
+    run = job_of(workplace)
+    workplace.check(run)
+    planned = run.plan().data
+    console = Console(file=(shown := io.StringIO()), width=2000, color_system=None)
+    print_preview(run.preview(), console)
+    assert shown.getvalue().count("⟦<think> Of kettle 0: light. </think>  It weighs 0 kg.<|im_end|>⟧") == 3
+    found = workplace.prepare_only(run)
+    data, dataset = found["data"], dataset_of(run)
+    assert (data["rows_read"], data["duplicates"], data["kept"], data["examples"]) == (41, 1, 40, 120)
+    counts = (len(dataset.train), len(dataset.validation))
+    assert (data["train_rows"], data["validation_rows"]) == counts == (planned.rows, planned.validation_rows)
+    assert sum(counts) == 120 and all(count % 3 == 0 for count in counts), "a chat is on one side"
+    assert run.plan().data.rows == counts[0] and data["validation_inputs_in_training"] == 0
+    said = sentence(Event(number=1, at=0.0, job="a", fact=JobPrepared(**found)))
+    assert f"{counts[0]} training examples, {counts[1]} validation examples, made of 40 rows (the chat template" in said
+
+
+def test_the_rows_of_an_earlier_version_are_read_and_not_prepared_again(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_of(workplace, builtin.CHAT_TEMPLATE)
+    before = job_of(workplace)
+    with pytest.MonkeyPatch.context() as earlier:  # what it wrote into its plan
+        earlier.setattr(Causal, "__init__", partialmethod(Causal.__init__, by_reply=False))
+        earlier.setattr(Causal, "reading_as", lambda self, _: self)
+        earlier.setattr("worker.training.prepare.check_preparable", lambda *_: None)
+        workplace.prepare(before)
+    monkeypatch.setattr(RunDir, "plan_is_final", lambda _: True)
+    plan = before.plan()
+    assert not plan.data.by_reply and workplace.prepare_only(before) and before.plan() == plan
+    now = job_of(workplace)
+    monkeypatch.undo()
+    assert workplace.prepare(now) and now.plan().data.prepared != plan.data.prepared, "other rows have another name"
+    shutil.rmtree(workplace.settings.prepared)
+    monkeypatch.setattr(RunDir, "plan_is_final", lambda _: True)
+    with pytest.raises(Rejected, match="an earlier version of Longhaul prepared them") as caught:
+        workplace.prepare_only(before)
+    assert caught.value.detail_code == "content_changed"
