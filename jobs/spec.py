@@ -259,6 +259,9 @@ class WeightedSource(Part):
         return {"source": given} if isinstance(given, str) else given
 
 
+Learn = Literal["all", "answer", "reasoning"]
+
+
 class DataSpec(Part):
     """Which training rows and how a row becomes input and target text."""
 
@@ -292,6 +295,10 @@ class DataSpec(Part):
     """Task `seq2seq`: longer targets are cut to this many tokens, and counted."""
     max_tokens: Annotated[int, Field(ge=8, le=32768)] = 2048
     """Task `causal`: longer rows (prompt and replies together) are cut to this many tokens, at the end, and counted."""
+    learn: Learn = "all"
+    """Task `causal`: what of the replies of chats is learned: `all`, the reasoning with what ends it (`reasoning`; rows
+    without any are rejected), or what comes after it, with the token that ends the reply (`answer`). The rest is read.
+    Reasoning is `<think>…</think>` in a reply, or its `reasoning_content`, `reasoning` or `thinking`."""
     max_invalid_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
     """Unusable rows are rejected and reported up to this fraction; above it the job fails."""
     csv_lists: bool = False
@@ -599,6 +606,15 @@ class JobSpec(Part):
         named += ["data.keep_line_breaks"] if self.data.keep_line_breaks else []
         if named:
             raise ValueError(f"a job of kind evaluate trains nothing and holds nothing out: leave {named[0]} out")
+        return self
+
+    @model_validator(mode="after")
+    def _parts_of_replies(self) -> JobSpec:
+        if self.data.learn != "all" and (self.task.type not in ("auto", "causal") or self.task.loss_on == "all"):
+            raise ValueError(
+                f"`data.learn: {self.data.learn}` takes parts of the replies of chats: leave it out, or set "
+                "`task: causal` with `loss_on: replies`"
+            )
         return self
 
     @model_validator(mode="after")

@@ -12,8 +12,8 @@ from worker.training.rows.row import Defect
 ASSISTANT, SYSTEM = "assistant", "system"
 ROLES = {"human": "user"} | dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "bot", "model"), ASSISTANT)
 """Other names of roles."""
-_REASONING = ("reasoning_content", "reasoning", "thinking")
-"""Keys of a turn that some templates write before its text: without them another reply would be learned."""
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Keys of a reply for what it thought, of which a template knows one."""
 _THOUGHT = ("<think>", "</think>")
 """Around the reasoning in a reply."""
 CHAT_COLUMNS = ("messages", "conversations")
@@ -32,14 +32,19 @@ class Turn:
     content: str
     learned: bool
     """Whether it is a reply that the model learns to write."""
+    reasoning: str = ""
+    """What a reply thought, where the row has it apart from the content."""
 
-    def saying(self, content: str) -> Turn:
-        """The same turn with another content."""
-        return replace(self, content=content)
+    @property
+    def texts(self) -> Sequence[str]:
+        """All that is said."""
+        return [text for text in (self.reasoning, self.content) if text]
 
     @property
     def parts(self) -> tuple[str, str]:
-        """Of a reply that thinks first, `<think>…</think>`, the reasoning and the answer; else "" and all of it."""
+        """The reasoning of a reply, apart or as `<think>…</think>`, and the answer; else "" and all of it."""
+        if self.reasoning:
+            return self.reasoning.strip(), self.content.strip()
         before, closing, answer = self.content.partition(_THOUGHT[1])
         if self.role != ASSISTANT or not closing:
             return "", self.content.strip()
@@ -49,9 +54,9 @@ class Turn:
 def chat_field(turns: list[Any], name: str) -> str | None:
     """A field of a chat's turns: `completion` is the last reply, `prompt` all turns before it; None: there is none.
 
-    Raises Defect as `turns_of`.
+    Raises Defect as `turns_of` and `of_text_alone`.
     """
-    found = turns_of(turns) if name in CHAT_FIELDS else None
+    found = of_text_alone(turns_of(turns)) if name in CHAT_FIELDS else None
     if found is None:
         return None
     return found[-1].content if name == "completion" else written(found[:-1])
@@ -82,6 +87,13 @@ def turns_of(value: Any) -> tuple[Turn, ...] | None:
     if last is None:
         raise Defect("a chat without a reply")
     return tuple(found[: last + 1])
+
+
+def of_text_alone(turns: tuple[Turn, ...] | None) -> tuple[Turn, ...] | None:
+    """The same turns. Raises Defect where one has more than its content, which only a chat template can write."""
+    if any(turn.reasoning for turn in turns or ()):
+        raise Defect("a turn with its reasoning apart from its text")
+    return turns
 
 
 def asked_turns(value: Any) -> tuple[Turn, ...] | None:
@@ -172,8 +184,18 @@ def _turn(turn: Any) -> Turn | None:
                 raise Defect("a turn with a tool call, which cannot be learned")
             if content is None:
                 raise Defect("a turn that is not text alone")
-            if any(turn.get(each) for each in _REASONING):
-                raise Defect("a turn with its reasoning apart from its text")
             name = ROLES.get(role.lower(), role.lower())
-            return Turn(name, content, learned=name == ASSISTANT and turn.get("weight") != 0)
+            learned = name == ASSISTANT and turn.get("weight") != 0
+            return Turn(name, content, learned, _reasoning_of(turn, name))
     return None
+
+
+def _reasoning_of(turn: dict[str, Any], role: str) -> str:
+    """What a reply thought, apart from its content. Raises Defect where it is not text alone, or is no reply's."""
+    found = [turn[each] for each in REASONING if turn.get(each)]
+    if not found:
+        return ""
+    texts = [_text_of(each) for each in found]
+    if role != ASSISTANT or None in texts or len(set(texts)) > 1:
+        raise Defect("reasoning that is not one text of a reply")
+    return texts[0] or ""

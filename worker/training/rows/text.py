@@ -23,6 +23,7 @@ from worker.training.rows.chat import (
     Turn,
     asked_turns,
     chat_field,
+    of_text_alone,
     turns_before,
     turns_of,
     without_json,
@@ -220,15 +221,17 @@ class Texts:
     @property
     def all(self) -> Sequence[str]:
         """Every text that a tokenizer meets."""
-        return [turn.content for turn in self.turns] or [text for text in (self.input, self.target) if text]
+        return [text for turn in self.turns for text in turn.texts] or [
+            text for text in (self.input, self.target) if text
+        ]
 
     @property
     def characters(self) -> tuple[int, int]:
         """Of what is only read, and of what is learned."""
         if not self.turns:
             return len(self.input), len(self.target)
-        learned = sum(len(turn.content) for turn in self.turns if turn.learned)
-        return sum(len(turn.content) for turn in self.turns) - learned, learned
+        learned = sum(len(text) for turn in self.turns if turn.learned for text in turn.texts)
+        return sum(map(len, self.all)) - learned, learned
 
 
 class RowReader:
@@ -315,7 +318,7 @@ class RowReader:
             return "" if self._input is None else self._text(self._input, columns, joined, changed), ()
         own = None
         if self._input.of_chats and self._input.alone:
-            own = turns_of(without_json(columns.get(self._input.placeholders[0].column)))
+            own = of_text_alone(turns_of(without_json(columns.get(self._input.placeholders[0].column))))
         if own is None:
             earlier = tuple(self._checked_turn(turn, changed) for turn in before)
             turns = (*earlier, Turn("user", self._text(self._input, columns, joined, changed), learned=False))
@@ -350,8 +353,9 @@ class RowReader:
     def _checked_turn(self, turn: Turn, changed: list[tuple[str, str]]) -> Turn:
         """A system prompt may be empty, which is not the same as none: Qwen2.5 then writes one of its own."""
         if turn.role == "system" and not turn.content.strip():
-            return turn.saying("")
-        return turn.saying(self._checked(turn.content, f"{turn.role} turn", changed))
+            return replace(turn, content="")
+        reasoning = self._checked(turn.reasoning, "reasoning", changed) if turn.reasoning.strip() else ""
+        return replace(turn, content=self._checked(turn.content, f"{turn.role} turn", changed), reasoning=reasoning)
 
     def _checked(self, text: str, name: str, changed: list[tuple[str, str]], *, verbatim: bool = False) -> str:
         """A text as it is learned from; `name`: what it is, for a defect."""

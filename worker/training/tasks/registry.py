@@ -65,6 +65,13 @@ def _with_its_options(spec: JobSpec, task: Task) -> Task:
             param=f"task.{option}",
             hint="or take a model that is made for that task",
         )
+    if spec.data.learn != "all" and task.name != "causal":
+        raise Rejected(
+            f"data.learn: {spec.data.learn} takes parts of the replies of chats, which causal models alone learn",
+            code="option_of_another_task",
+            param="data.learn",
+            hint="leave it out, or take a causal model",
+        )
     if foreign := [metric for metric in spec.evaluation.named if metric not in task.metrics]:
         known = [str(metric) for metric in task.metrics]
         near = get_close_matches(foreign[0], known, n=1, cutoff=0.4)

@@ -15,7 +15,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from jobs.disk.rundir import RunDir
-from jobs.errors import Rejected
+from jobs.errors import Rejected, UserError
 from jobs.events import Event, JobPrepared
 from longhaul.preview import print_preview
 from service.answers.wording import sentence
@@ -23,8 +23,9 @@ from tests.training.tasks.causal.test_rows import CHATML, LIMITS, LLAMA, encoded
 from tests.training.tasks.causal.test_rows import folder as folder
 from tests.training.workplace import Workplace, dataset_of
 from tests.training.workplace import of_rows as of_rows
+from worker.training.rows.chat import REASONING
 from worker.training.tasks.causal import builtin
-from worker.training.tasks.causal.rows import REPLIES_CUT, CausalEncoder, CausalTokenizer
+from worker.training.tasks.causal.rows import REPLIES_CUT, CausalEncoder, CausalTokenizer, tried
 from worker.training.tasks.causal.task import Causal
 
 _THOUGHT = (
@@ -80,7 +81,7 @@ SPECIAL = ("<|start|>", "<|head|>", "<|eot|>", "<s>", "<|channel|>", "<|message|
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 
 
-class Way(NamedTuple):
+class TemplateWay(NamedTuple):
     """What is peculiar to a template."""
 
     template: str
@@ -93,15 +94,21 @@ class Way(NamedTuple):
 
 
 WAYS = {
-    "chatml": Way(CHATML, "<think>\n{r}\n</think>\n\n{c}<|im_end|>", "{c}<|im_end|>", (False, False)),
-    "trims": Way(LLAMA, "<think>\n{r}\n</think>\n\n{c}<|eot|>", "{c}<|eot|>", (False, False)),
-    "drops": Way(DROPS, "<think>\n{r}\n</think>\n\n{c}<|im_end|>", "<think>\n\n</think>\n\n{c}<|im_end|>"),
-    "opens": Way(OPENS, "{r}\n</think>\n\n{c}<|im_end|>", "\n</think>\n\n{c}<|im_end|>"),
-    "never": Way(NEVER, "{r}\n</think>\n\n{c}<|im_end|>", "\n</think>\n\n{c}<|im_end|>"),
-    "emptied": Way(EMPTIED, "{r}\n</think>\n\n{c}<|im_end|>", "\n</think>\n\n{c}<|im_end|>"),
-    "closed": Way(CLOSED, "", "{c}<|im_end|>"),
-    "unended": Way(UNENDED, "\n<think>{r}</think>\n{c}<|user|>", "\n<think></think>\n{c}<|user|>", (True, False)),
-    "channels": Way(CHANNELS, "", "<|channel|>final<|message|>{c}<|return|>"),
+    "chatml": TemplateWay(CHATML, "<think>\n{r}\n</think>\n\n{c}<|im_end|>", "{c}<|im_end|>", (False, False)),
+    "trims": TemplateWay(LLAMA, "<think>\n{r}\n</think>\n\n{c}<|eot|>", "{c}<|eot|>", (False, False)),
+    "drops": TemplateWay(DROPS, "<think>\n{r}\n</think>\n\n{c}<|im_end|>", "<think>\n\n</think>\n\n{c}<|im_end|>"),
+    "opens": TemplateWay(OPENS, "{r}\n</think>\n\n{c}<|im_end|>", "\n</think>\n\n{c}<|im_end|>"),
+    "never": TemplateWay(NEVER, "{r}\n</think>\n\n{c}<|im_end|>", "\n</think>\n\n{c}<|im_end|>"),
+    "emptied": TemplateWay(EMPTIED, "{r}\n</think>\n\n{c}<|im_end|>", "\n</think>\n\n{c}<|im_end|>"),
+    "closed": TemplateWay(CLOSED, "", "{c}<|im_end|>"),
+    "unended": TemplateWay(
+        UNENDED, "\n<think>{r}</think>\n{c}<|user|>", "\n<think></think>\n{c}<|user|>", (True, False)
+    ),
+    "channels": TemplateWay(
+        CHANNELS,
+        "<|channel|>analysis<|message|>{r}<|end|><|start|>assistant<|channel|>final<|message|>{c}<|return|>",
+        "<|channel|>final<|message|>{c}<|return|>",
+    ),
 }
 
 
@@ -155,11 +162,20 @@ def runs(tokenizer: CausalTokenizer, rows: Any) -> list[list[Learned]]:
     return found
 
 
-CASES = [
-    (name, replies, system, thinks)
-    for name, replies, system, thinks in product(WAYS, (1, 2, 5), (False, True), (None, "content"))
-    if thinks is None or WAYS[name].written
-]
+CASES = (
+    [
+        (name, replies, system, thinks)
+        for name, replies, system, thinks in product(WAYS, (1, 2, 5), (False, True), (None, "content"))
+        if thinks is None or (WAYS[name].written and name != "channels")
+    ]
+    + [
+        (name, replies, False, key)
+        for name, replies, key in product(("drops", "opens", "never", "unended"), (1, 2), REASONING)
+        if key == "reasoning_content" or (name, replies) == ("drops", 2)
+    ]
+    + [("channels", replies, True, "thinking") for replies in (1, 2, 5)]
+)
+"""Of the keys, `stock` knows the one of the template alone, which is handed all of them."""
 
 
 @pytest.mark.parametrize(("name", "replies", "system", "thinks"), CASES)
@@ -216,12 +232,56 @@ def test_where_everything_is_learned_an_example_begins_behind_what_the_one_befor
     assert first.text.endswith("</think>\n\nIt weighs 0 kg.<|im_end|>\n")
 
 
-def test_reasoning_that_a_template_leaves_out_is_named(words: Path, tmp_path: Path) -> None:
-    cuts = DROPS.replace("r or loop.last", "not r")
-    rows = encoded(
-        with_template(words, tmp_path, cuts), texts_of({"messages": chat_of(1, system=False, thinks="content")})
-    )
-    assert rows.defects == {0: "the chat template leaves out the reasoning of a reply"}
+@pytest.mark.parametrize("thinks", ["content", "reasoning"])
+def test_reasoning_that_a_template_leaves_out_is_refused_by_name(thinks: str, words: Path, tmp_path: Path) -> None:
+    tokenizer = with_template(words, tmp_path, DROPS.replace("r or loop.last", "not r"))
+    texts = texts_of({"messages": chat_of(1, system=False, thinks=thinks)})
+    assert encoded(tokenizer, texts).defects == {0: "the chat template leaves out the reasoning of a reply"}
+    with pytest.raises(Rejected, match="leaves out the reasoning") as caught:
+        tried(tokenizer, [texts], LIMITS, everything=False)
+    assert "whose chat template writes reasoning" in str(caught.value.hint)
+
+
+PARTS = {
+    "chatml": ("<think>\nOf kettle 0: light.\n</think>\n\n", "It weighs 0 kg.<|im_end|>", "content"),
+    "drops": ("<think>\nOf kettle 0: light.\n</think>\n\n", "It weighs 0 kg.<|im_end|>", "reasoning"),
+    "never": ("Of kettle 0: light.\n</think>\n\n", "It weighs 0 kg.<|im_end|>", "thinking"),
+    "unended": ("\n<think>Of kettle 0: light.</think>\n", "It weighs 0 kg.<|user|>", "content"),
+    "channels": (
+        "<|channel|>analysis<|message|>Of kettle 0: light.<|end|><|start|>assistant<|channel|>final<|message|>",
+        "It weighs 0 kg.<|return|>", "thinking",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("learn", ["answer", "reasoning"])
+def test_the_reasoning_or_the_answer_alone_is_learned(learn: Any, name: str, words: Path, tmp_path: Path) -> None:
+    reasoning, answer, thinks = PARTS[name]
+    tokenizer = with_template(words, tmp_path, WAYS[name].template)
+    plain, texts = (texts_of({"messages": chat_of(1, system=True, thinks=each)}) for each in (None, thinks))
+    [[whole]] = runs(tokenizer, encoded(tokenizer, texts))
+    encoder = CausalEncoder(tokenizer, LIMITS, everything=False, learn=learn)
+    rows = encoder.encode([texts, plain])
+    [run], *others = runs(tokenizer, rows)
+    assert run == ((whole.before, reasoning) if learn == "reasoning" else (whole.before + reasoning, answer))
+    assert [one.text for one in encoder.preview(1, texts, {}).spans if one.learned] == [run.text]
+    if learn == "reasoning":
+        assert rows.defects == {1: "a chat without reasoning, of which alone is learned (data.learn)"} and not others
+    else:
+        assert [[one.text for one in each] for each in others] == [[answer]]
+
+
+@pytest.mark.parametrize("task", ["seq2seq", {"type": "causal", "loss_on": "all"}])
+def test_parts_of_replies_are_for_chats_of_causal_models(task: Any, workplace: Workplace) -> None:
+    with pytest.raises(UserError, match="takes parts of the replies of chats"):
+        workplace.job(data={"learn": "answer"}, task=task)
+
+
+def test_a_model_of_another_task_learns_no_part_of_replies(workplace: Workplace) -> None:
+    workplace.rows("rows.jsonl", [{"input": f"a {n}", "target": "b"} for n in range(30)])
+    with pytest.raises(Rejected, match="causal models alone learn"):
+        workplace.check(workplace.job(data={"learn": "answer"}))
 
 
 def model_of(workplace: Workplace, template: str) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 
 from jobs.errors import Rejected
 from jobs.preview import RowPreview, SpanPreview, TextPreview
+from jobs.spec import Learn
 from worker.training.dataset.data import Int64, token_dtype
 from worker.training.dataset.encoding import EncodedRows, Limits
 from worker.training.dataset.preview import SHOWN
@@ -43,6 +44,12 @@ NOTHING_LEARNED = "no reply within data.max_tokens"
 ACROSS = "a token across the beginning of a reply"
 REPLIES_CUT = "a chat with replies beyond data.max_tokens, which are not learned"
 OTHER_PROMPT = "a reply behind other tokens than its prompt has when the model is asked"
+_HELP = {
+    NO_TEMPLATE: "take an instruct model, whose tokenizer has a chat template",
+    NOT_THOUGHT: "take a model whose chat template writes reasoning, or write it into the content, as "
+    "<think>…</think>, or take it out of the rows",
+}
+"""What else helps where a template makes no row."""
 _OF_TEMPLATE = (NO_TEMPLATE, NOT_A_BEGINNING, NO_END, NOT_SAID, NOT_THOUGHT, NOT_RENDERED, LEFT_OUT, TOO_LONG, ACROSS)
 """Defects whose cause is the tokenizer, where the first rows have them."""
 _PROMPT_ENDS = 256
@@ -121,11 +128,11 @@ class _Example(NamedTuple):
 
 
 class CausalEncoder:
-    """By a tokenizer that was tried. `everything`: all tokens are learned, not only replies."""
+    """By a tokenizer that was tried. `everything`: all tokens are learned, not only replies; `learn`: what of these."""
 
-    def __init__(self, tokenizer: CausalTokenizer, limits: Limits, *, everything: bool) -> None:
+    def __init__(self, tokenizer: CausalTokenizer, limits: Limits, *, everything: bool, learn: Learn = "all") -> None:
         self._tokenizer, self._fast = tokenizer, tokenizer.open()
-        self._limit, self._everything = limits["input"], everything
+        self._limit, self._everything, self._learn = limits["input"], everything, learn
         self._dtype = token_dtype(tokenizer.size)
         self._special = {self._fast.token_to_id(token) for token in tokenizer.chat.special}
         self._prompt_end = functools.lru_cache(_PROMPT_ENDS)(self._ids)
@@ -136,7 +143,7 @@ class CausalEncoder:
         rendered: dict[int, Sequence[Rendered]] = {}
         for place, one in enumerate(texts):
             try:
-                rendered[place] = self._tokenizer.chat.render(one, everything=self._everything)
+                rendered[place] = self._rendered(one)
             except Defect as defect:
                 defects[place] = str(defect)
         encodings = iter(self._encodings([each for one in rendered.values() for each in one]))
@@ -175,7 +182,7 @@ class CausalEncoder:
 
     def preview(self, number: int, texts: Texts, rewritten: Mapping[str, int]) -> RowPreview:
         """The row as the template writes it, what of it is learned, and what is cut off."""
-        row = self._tokenizer.chat.render(texts, everything=self._everything)
+        row = self._rendered(texts)
         found = self._examples(row, self._encodings(row))
         counts, cut, unknown = np.zeros(2, np.int64), np.zeros(2, np.int64), Counter[str]()
         shown = []
@@ -197,6 +204,9 @@ class CausalEncoder:
             spans=shown[-1], earlier_examples=tuple(shown[:-1]),
         )  # fmt: skip
 
+    def _rendered(self, texts: Texts) -> Sequence[Rendered]:
+        return self._tokenizer.chat.render(texts, everything=self._everything, learn=self._learn)
+
     def _encodings(self, rendered: Sequence[Rendered]) -> list[Encoding]:
         return self._fast.encode_batch([one.text for one in rendered], add_special_tokens=False) if rendered else []
 
@@ -215,12 +225,18 @@ class CausalEncoder:
         offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         learned = np.zeros(len(offsets), bool)
         as_asked = True
-        for begin, end in rendered.spans:
+        for span in rendered.spans:
+            begin, end = span.reply
             if ((offsets[:, 0] < begin) & (offsets[:, 1] > begin)).any():
                 raise Defect(ACROSS)
             as_asked = as_asked and self._as_asked(rendered.text, begin, own, offsets[:, 0])
             # Some end tokens take the white space behind them along (Phi-3's), and then end behind the span.
-            learned |= (offsets[:, 0] >= begin) & (offsets[:, 0] < end)
+            of_reply = (offsets[:, 0] >= begin) & (offsets[:, 0] < end)
+            if span.begin > begin:  # a token across the beginning of the answer is of the answer
+                of_reply &= offsets[:, 1] > span.begin
+            if span.end < end:
+                of_reply &= offsets[:, 1] <= span.end
+            learned |= of_reply
         positions = np.flatnonzero(learned) + len(leading)
         positions = positions[positions > 0]  # nothing predicts the first token
         return _Example(rendered, encoding, ids, positions, as_asked)
@@ -282,7 +298,9 @@ class CausalEncoder:
         )
 
 
-def tried(tokenizer: TokenizerState, texts: Sequence[Texts], limits: Limits, *, everything: bool) -> CausalTokenizer:
+def tried(
+    tokenizer: TokenizerState, texts: Sequence[Texts], limits: Limits, *, everything: bool, learn: Learn = "all"
+) -> CausalTokenizer:
     """The tokenizer, once it has written the first rows of a job.
 
     Raises Rejected: `chat_template`, where its template makes none of them a row that can be learned from;
@@ -291,7 +309,7 @@ def tried(tokenizer: TokenizerState, texts: Sequence[Texts], limits: Limits, *, 
     assert isinstance(tokenizer, CausalTokenizer)
     plain = [text for one in texts if not tokenizer.chat.takes(one) for text in one.all]
     tokenizer = replace(tokenizer, leading=tokenizer.tried(plain).leading)
-    encoded = CausalEncoder(tokenizer, limits, everything=everything).encode(texts)
+    encoded = CausalEncoder(tokenizer, limits, everything=everything, learn=learn).encode(texts)
     of_template = [defect for defect in encoded.defects.values() if defect.startswith(_OF_TEMPLATE)]
     if texts and len(of_template) == len(texts):
         raise unusable_template(of_template[0])
@@ -304,9 +322,8 @@ def unusable_template(defect: str) -> Rejected:
         f"model: no row can be written as the model reads it: {defect}",
         code="chat_template",
         param="model",
-        hint="take an instruct model, whose tokenizer has a chat template"
-        if defect == NO_TEMPLATE
-        else "put a chat template into the model's chat_template.jinja that writes a chat as what it asks for the last "
+        hint=_HELP.get(defect)
+        or "put a chat template into the model's chat_template.jinja that writes a chat as what it asks for the last "
         "reply with, and that reply as it is",
     )
 

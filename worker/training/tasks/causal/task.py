@@ -16,7 +16,7 @@ from jobs.companions import CompanionColumns
 from jobs.errors import Rejected
 from jobs.plan import DataPlan
 from jobs.preview import SpanPreview
-from jobs.spec import DataSpec, JobSpec, LoraMethod
+from jobs.spec import DataSpec, JobSpec, Learn, LoraMethod
 from worker.training.dataset.data import Rows
 from worker.training.dataset.encoding import Limits
 from worker.training.dataset.tokens import TokenizerState, guessed_tokens
@@ -50,6 +50,8 @@ class Causal(Unlabelled):
 
     everything: bool = False
     """All tokens are learned, not only replies."""
+    learn: Learn = "all"
+    """What of each reply is learned."""
     positions: int = 0
     """Tokens of a row at most, by the job."""
     adapters_alone: bool = False
@@ -68,12 +70,13 @@ class Causal(Unlabelled):
     def of(cls, spec: JobSpec, data: DataPlan | None = None) -> Causal:
         """As the job sets it."""
         alone = isinstance(spec.method, LoraMethod) and not spec.method.merge
-        made = cls(everything=spec.task.loss_on == "all", positions=spec.data.max_tokens, adapters_alone=alone)
+        made = cls(spec.task.loss_on == "all", spec.data.learn, spec.data.max_tokens, alone)
         return made if data is None else made.reading_as(data)
 
     @property
     def variant(self) -> object:
-        return [self.everything, "by reply"] if self.by_reply else self.everything
+        part = [] if self.learn == "all" else [self.learn]
+        return [self.everything, "by reply", *part] if self.by_reply else self.everything
 
     def reading_as(self, data: DataPlan) -> Causal:
         return replace(self, by_reply=data.by_reply)
@@ -115,14 +118,14 @@ class Causal(Unlabelled):
 
     def tried(self, tokenizer: TokenizerState, texts: Sequence[Texts], limits: Limits) -> CausalTokenizer:
         """Raises Rejected (`tokenizer_unusable`, `chat_template`)."""
-        return tried(tokenizer, texts, limits, everything=self.everything)
+        return tried(tokenizer, texts, limits, everything=self.everything, learn=self.learn)
 
     def encoder(self, tokenizer: TokenizerState, limits: Limits) -> Callable[[], CausalEncoder]:
         assert isinstance(tokenizer, CausalTokenizer)
-        return partial(CausalEncoder, tokenizer, limits, everything=self.everything)
+        return partial(CausalEncoder, tokenizer, limits, everything=self.everything, learn=self.learn)
 
     def builtin_spans(self, texts: Texts) -> tuple[SpanPreview, ...]:
-        [rendered] = builtin.CHAT.render(texts, everything=self.everything)
+        [rendered] = builtin.CHAT.render(texts, everything=self.everything, learn=self.learn)
         return spans_of(rendered, len(rendered.text))
 
     def adapted(self, config: Config) -> Config:
