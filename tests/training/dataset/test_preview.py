@@ -126,15 +126,16 @@ def test_of_a_built_in_model_nothing_is_said_to_be_rewritten_before_it_has_a_tok
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "rows.csv"])
-@pytest.mark.parametrize("model", ["builtin:qwen-tiny", "builtin:t5-tiny"])
-def test_a_column_of_tools_is_said_to_be_unused(name: str, model: str, workplace: Workplace) -> None:
+def test_a_column_of_tools_is_said_to_be_unused_and_refused_where_a_template_would_leave_it_out(
+    name: str, workplace: Workplace
+) -> None:
     tools = json.dumps([{"type": "function", "function": {"name": "weather"}}])
     rows = [
         {"messages": json.dumps(row["messages"]), "tools": tools if place % 5 else "[]"}
         for place, row in enumerate(GOOD)
     ]
     write_table(workplace.data / name, rows)
-    run = workplace.job(name, model=model)
+    run = workplace.job(name)
     workplace.check(run)
     preview = run.preview()
     assert preview.sources[0].rows_with_tools == 40
@@ -142,6 +143,9 @@ def test_a_column_of_tools_is_said_to_be_unused(name: str, model: str, workplace
     print_preview(preview, console)
     assert "the column tools of 40 rows is not used" in console.file.getvalue()  # type: ignore[attr-defined]
     assert workplace.prepare_only(run)["data"]["noticed"][UNUSED_TOOLS] == 40
+    with pytest.raises(BadData, match="the chat template writes no tools: 40") as refused:
+        workplace.prepare(workplace.job(name, model="builtin:qwen-tiny"))
+    assert "remove the column tools" in str(refused.value.hint)
 
 
 @pytest.mark.parametrize("model", ["builtin:qwen-tiny", "builtin:t5-tiny", "./t5", "./t5-without-room"])

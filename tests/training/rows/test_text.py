@@ -229,7 +229,7 @@ CALL = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function
 PICTURE = {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}
 
 
-A_CALL, NO_TEXT = "a turn with a tool call, which cannot be learned", "a turn that is not text alone"
+A_CALL, NO_TEXT = "a turn with a tool call, which only a chat template writes", "a turn that is not text alone"
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,17 @@ from typing import Any
 
 from worker.training.rows.row import Defect
 
-ASSISTANT, SYSTEM = "assistant", "system"
-ROLES = {"human": "user"} | dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "bot", "model"), ASSISTANT)
+ASSISTANT, SYSTEM, TOOL = "assistant", "system", "tool"
+_CALL = "function_call"
+"""A turn, or a key of one, that calls a function."""
+ROLES = (
+    {"human": "user"}
+    | dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "bot", "model", _CALL), ASSISTANT)
+    | dict.fromkeys(("observation", "function", "tool_response"), TOOL)
+)
 """Other names of roles."""
+NO_CALL = "a tool call that is no name with arguments as JSON"
+NO_FUNCTIONS = "tools that are no list of functions"
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Keys of a reply for what it thought, of which a template knows one."""
 _THOUGHT = ("<think>", "</think>")
@@ -34,11 +42,22 @@ class Turn:
     """Whether it is a reply that the model learns to write."""
     reasoning: str = ""
     """What a reply thought, where the row has it apart from the content."""
+    calls: str = ""
+    """JSON: the tool calls of a reply, in OpenAI's form, their arguments as objects."""
+    name: str = ""
+    """Of a result, the function, where the row says it."""
+    call_id: str = ""
+    """Of a result, the call, likewise."""
 
     @property
     def texts(self) -> Sequence[str]:
         """All that is said."""
-        return [text for text in (self.reasoning, self.content) if text]
+        return [text for text in (self.reasoning, self.content, self.calls) if text]
+
+    @property
+    def said(self) -> str:
+        """The content; of a reply that only calls, its calls."""
+        return self.content or self.calls
 
     @property
     def parts(self) -> tuple[str, str]:
@@ -60,6 +79,20 @@ def chat_field(turns: list[Any], name: str) -> str | None:
     if found is None:
         return None
     return found[-1].content if name == "completion" else written(found[:-1])
+
+
+def tools_of(value: Any) -> str:
+    """What a chat may call, a list of functions or its JSON, as JSON in OpenAI's form; "": nothing. Raises Defect."""
+    if isinstance(value, str) and value.strip():
+        value = _loaded(value, NO_FUNCTIONS)
+    if value in (None, "", []) or (isinstance(value, str) and not value.strip()):
+        return ""
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise Defect(NO_FUNCTIONS)
+    wrapped = [one if isinstance(one.get("function"), dict) else {"type": "function", "function": one} for one in value]
+    if not all(isinstance(one["function"].get("name"), str) for one in wrapped):
+        raise Defect(NO_FUNCTIONS)
+    return json.dumps(wrapped, ensure_ascii=False, default=str)
 
 
 def without_json(value: Any) -> Any:
@@ -91,6 +124,8 @@ def turns_of(value: Any) -> tuple[Turn, ...] | None:
 
 def of_text_alone(turns: tuple[Turn, ...] | None) -> tuple[Turn, ...] | None:
     """The same turns. Raises Defect where one has more than its content, which only a chat template can write."""
+    if any(turn.calls for turn in turns or ()):
+        raise Defect("a turn with a tool call, which only a chat template writes")
     if any(turn.reasoning for turn in turns or ()):
         raise Defect("a turn with its reasoning apart from its text")
     return turns
@@ -172,21 +207,27 @@ def _text_of(content: Any) -> str | None:
 
 def written(turns: Sequence[Turn]) -> str:
     """Turns as one text: a single one by itself, several as `user: … assistant: …`."""
-    return turns[0].content if len(turns) == 1 else " ".join(f"{turn.role}: {turn.content}" for turn in turns)
+    return turns[0].said if len(turns) == 1 else " ".join(f"{turn.role}: {turn.said}" for turn in turns)
 
 
 def _turn(turn: Any) -> Turn | None:
     """None: it is no turn. Raises Defect if it is not text alone."""
     for role_key, content_key in (("role", "content"), ("from", "value")):
         if isinstance(turn, dict) and isinstance(role := turn.get(role_key), str):
-            content = _text_of(turn.get(content_key))
-            if turn.get("tool_calls") or turn.get("function_call"):
-                raise Defect("a turn with a tool call, which cannot be learned")
+            content, name = _text_of(turn.get(content_key)), ROLES.get(role.lower(), role.lower())
+            called = turn.get("tool_calls") or turn.get(_CALL)
+            if role.lower() == _CALL:
+                called, content = content, ""
+            calls = _calls_of(called) if called else ""
+            if calls and name != ASSISTANT:
+                raise Defect("a tool call that is no reply's")
+            if content is None and calls and turn.get(content_key) is None:
+                content = ""
             if content is None:
                 raise Defect("a turn that is not text alone")
-            name = ROLES.get(role.lower(), role.lower())
             learned = name == ASSISTANT and turn.get("weight") != 0
-            return Turn(name, content, learned, _reasoning_of(turn, name))
+            of_result = (str(turn.get(key) or "") if name == TOOL else "" for key in ("name", "tool_call_id"))
+            return Turn(name, content, learned, _reasoning_of(turn, name), calls, *of_result)
     return None
 
 
@@ -199,3 +240,33 @@ def _reasoning_of(turn: dict[str, Any], role: str) -> str:
     if role != ASSISTANT or None in texts or len(set(texts)) > 1:
         raise Defect("reasoning that is not one text of a reply")
     return texts[0] or ""
+
+
+def _calls_of(called: Any) -> str:
+    """JSON: calls in OpenAI's form; `called`: one or several, as objects or as JSON. Raises Defect."""
+    if isinstance(called, str):
+        called = _loaded(called, NO_CALL)
+    calls = [_call_of(one) for one in (called if isinstance(called, list) else [called])]
+    return json.dumps(calls, ensure_ascii=False, default=str)
+
+
+def _call_of(call: Any) -> dict[str, Any]:
+    if not isinstance(call, dict):
+        raise Defect(NO_CALL)
+    function = call["function"] if isinstance(call.get("function"), dict) else call
+    name, arguments = function.get("name"), function.get("arguments")
+    if isinstance(arguments, str) and arguments.strip():
+        arguments = _loaded(arguments, NO_CALL)
+    arguments = {} if arguments in (None, "") else arguments
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        raise Defect(NO_CALL)
+    named = {"id": call["id"]} if isinstance(call.get("id"), str) else {}
+    return {**named, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _loaded(text: str, otherwise: str) -> Any:
+    """Raises Defect."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise Defect(otherwise) from None

@@ -28,6 +28,7 @@ NO_RESULT, NO_RESULT_CELL = "a formula without a result", "\U000ff0f0=\U000ff0f0
 """Why a row is rejected, and the text that stands for such a cell: no text of people has it."""
 NOT_ONE = "a list that is not one label"
 NOT_A_CHAT = "not a chat"
+NO_TOOLS = "the chat template writes no tools"
 SPECIAL = "a special token in the text"
 REPAIRS = dict.fromkeys((STRAY_QUOTE, DOUBTFUL_QUOTES), QUOTING) | {
     LABEL_TWICE: "write each label of a row once, by its name; a vector of 0 and 1 is no list of labels",
@@ -35,6 +36,7 @@ REPAIRS = dict.fromkeys((STRAY_QUOTE, DOUBTFUL_QUOTES), QUOTING) | {
     NOT_ONE: "to learn several labels a row, add --set task.multi_label=true",
     NOT_A_CHAT: "write each chat as a list of turns with role and content (or from and value), or as the JSON text of "
     "one; give a column of plain texts another name, such as text",
+    NO_TOOLS: "take a model whose chat template writes tools, or remove the column tools",
     SPECIAL: "if the chat template has been applied to the texts already, give the turns themselves, in a column "
     "messages with role and content: the template is applied here; else take the token out of the texts",
 }

@@ -19,11 +19,13 @@ from worker.training.rows.chat import (
     ASSISTANT,
     CHAT_COLUMNS,
     SYSTEM,
+    TOOL,
     TOOLS,
     Turn,
     asked_turns,
     chat_field,
     of_text_alone,
+    tools_of,
     turns_before,
     turns_of,
     without_json,
@@ -128,9 +130,10 @@ class Template:
 
     @property
     def columns(self) -> set[str]:
-        """Names of the columns that it may take, of its companions, and of one that is missed beside chats."""
+        """Names of the columns that it may take, of its companions, and of the tools beside chats."""
         own = {column for one in self.placeholders for column in one.columns}
-        return own | set(self.companions.names) | ({TOOLS} if self.of_chats else set())
+        tools = {TOOLS} if self.of_chats or (self.in_turns and self.alone) else set()
+        return own | set(self.companions.names) | tools
 
     @property
     def decides(self) -> object:
@@ -204,12 +207,14 @@ class Texts:
     """Of a chat: the last reply."""
     turns: tuple[Turn, ...] = ()
     """Of a chat that is taken as a whole: all turns up to the last reply; else none."""
+    tools: str = ""
+    """What its replies may call, as of `tools_of`."""
 
     @property
     def key(self) -> int:
         """The first 64 bits of the hash of all: equal rows have equal keys."""
         if self.turns:
-            return _hash64(repr(self.turns).encode())
+            return _hash64(repr((self.turns, self.tools) if self.tools else self.turns).encode())
         return _hash64(f"{self.input}\0{self.target}".encode())
 
     @property
@@ -221,9 +226,9 @@ class Texts:
     @property
     def all(self) -> Sequence[str]:
         """Every text that a tokenizer meets."""
-        return [text for turn in self.turns for text in turn.texts] or [
-            text for text in (self.input, self.target) if text
-        ]
+        if self.turns:
+            return [*([self.tools] if self.tools else []), *(text for turn in self.turns for text in turn.texts)]
+        return [text for text in (self.input, self.target) if text]
 
     @property
     def characters(self) -> tuple[int, int]:
@@ -265,8 +270,10 @@ class RowReader:
         before = self._before(columns)
         turns = self._target.turns(columns) if self._input is None else None
         if turns is not None:
+            if not self._target.in_turns:
+                of_text_alone(turns)
             turns = tuple(self._checked_turn(turn, changed) for turn in _joined_turns(before, turns))
-            found = Texts(written(turns[:-1]), turns[-1].content, turns)
+            found = Texts(written(turns[:-1]), turns[-1].said, turns, self._tools(columns))
         else:
             input, asked = self._asked(columns, before, joined, changed)
             found = Texts(input, self._text(self._target, columns, joined, changed))
@@ -281,7 +288,7 @@ class RowReader:
         for column in self._columns:
             if list_in(columns.get(column)) is not None:
                 self.noticed[f"a JSON array as the text of {column}"] += 1
-        if self._target.of_chats and columns.get(TOOLS) not in (None, "", [], "[]"):
+        if self._target.of_chats and not found.tools and columns.get(TOOLS) not in (None, "", [], "[]"):
             self.noticed[UNUSED_TOOLS] += 1
         for oddity, found_in in ODDITIES.items():
             if any(map(found_in, found.all)):
@@ -297,7 +304,11 @@ class RowReader:
         turns = asked_turns(without_json(self._target.whole_value(columns)))
         if turns is None:
             return Texts("", self._text(self._target, columns, [], []))
-        return self.asked(_joined_turns(before, turns))
+        return replace(self.asked(_joined_turns(before, turns)), tools=self._tools(columns))
+
+    def _tools(self, columns: Mapping[str, Any]) -> str:
+        """Of a chat that a template writes. Raises Defect."""
+        return tools_of(columns.get(TOOLS)) if self._target.in_turns else ""
 
     def _before(self, columns: Mapping[str, Any]) -> tuple[Turn, ...]:
         """The turns that those of the row itself follow. Raises Defect."""
@@ -354,8 +365,12 @@ class RowReader:
         """A system prompt may be empty, which is not the same as none: Qwen2.5 then writes one of its own."""
         if turn.role == "system" and not turn.content.strip():
             return replace(turn, content="")
+        if not turn.content.strip() and (turn.calls or turn.role == TOOL):
+            content = ""
+        else:
+            content = self._checked(turn.content, f"{turn.role} turn", changed)
         reasoning = self._checked(turn.reasoning, "reasoning", changed) if turn.reasoning.strip() else ""
-        return replace(turn, content=self._checked(turn.content, f"{turn.role} turn", changed), reasoning=reasoning)
+        return replace(turn, content=content, reasoning=reasoning)
 
     def _checked(self, text: str, name: str, changed: list[tuple[str, str]], *, verbatim: bool = False) -> str:
         """A text as it is learned from; `name`: what it is, for a defect."""

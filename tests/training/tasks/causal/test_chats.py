@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
+from dataclasses import replace
 from functools import partialmethod
 from itertools import product
 from pathlib import Path
@@ -13,17 +15,21 @@ import numpy as np
 import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import Rejected, UserError
 from jobs.events import Event, JobPrepared
 from longhaul.preview import print_preview
 from service.answers.wording import sentence
+from tests.training.attempts import attempt, trained
 from tests.training.tasks.causal.test_rows import CHATML, LIMITS, LLAMA, encoded, texts_of, with_template
 from tests.training.tasks.causal.test_rows import folder as folder
 from tests.training.workplace import Workplace, dataset_of
 from tests.training.workplace import of_rows as of_rows
-from worker.training.rows.chat import REASONING
+from worker.training.rows.chat import NO_CALL, NO_FUNCTIONS, REASONING
+from worker.training.rows.row import Defect
+from worker.training.rows.text import UNUSED_TOOLS
 from worker.training.tasks.causal import builtin
 from worker.training.tasks.causal.rows import REPLIES_CUT, CausalEncoder, CausalTokenizer, tried
 from worker.training.tasks.causal.task import Causal
@@ -78,7 +84,7 @@ CHANNELS = (
     "{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
 )
 SPECIAL = ("<|start|>", "<|head|>", "<|eot|>", "<s>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>")
-ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|call|>")
 
 
 class TemplateWay(NamedTuple):
@@ -344,3 +350,208 @@ def test_the_rows_of_an_earlier_version_are_read_and_not_prepared_again(
     with pytest.raises(Rejected, match="an earlier version of Longhaul prepared them") as caught:
         workplace.prepare_only(before)
     assert caught.value.detail_code == "content_changed"
+
+
+# -- tools -------------------------------------------------------------------------------------------------------------
+
+_TOOLS = (
+    "{% if tools %}{{ '<|im_start|>system\n' }}{% for t in tools %}{{ t | tojson + '\n' }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endif %}"
+)
+_CALLS = (
+    "{% for t in m.tool_calls or [] %}{{ '<tool_call>\n' + {'name': t.function.name, 'arguments': "
+    "t.function.arguments} | tojson + '\n</tool_call>' }}{% endfor %}"
+)
+# Calls as JSON; what earlier questions made the model think is gone.
+JSON_CALLS = _TOOLS + DROPS.replace("{{ c }}", "{{ c }}" + _CALLS)
+# Arguments are text to it.
+TEXT_CALLS = _TOOLS + CHATML.replace("{% for message", "{% for m").replace("message[", "m[").replace(
+    "m['content'] + '<|im_end|>'",
+    "m['content'] }}{% for t in m.tool_calls or [] %}"
+    "{{ '[' + t.function.name + '](' + t.function.arguments + ')' }}{% endfor %}{{ '<|im_end|>'",
+)
+# A reply that calls has no content, and ends otherwise.
+NO_CONTENT = (
+    "{% for t in tools or [] %}{{ '<s>' + t.function.name }}{% endfor %}{% for m in messages %}"
+    "{{ '<|start|>' + m.role }}{% if m.content is none %}{% for t in m.tool_calls %}"
+    "{{ ' to=' + t.function.name + '<|message|>' + t.function.arguments | tojson + '<|end|>' if not loop.last "
+    "else ' to=' + t.function.name + '<|message|>' + t.function.arguments | tojson + '<|call|>' }}{% endfor %}"
+    "{% else %}{{ '<|message|>' + m.content + ('<|return|>' if m.role == 'assistant' else '<|end|>') }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
+)
+# Parameters one by one; a call ends where its result begins.
+XML_CALLS = (
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}" + UNENDED.replace("{{ '\n' + c | trim }}", (
+        "{{ '\n' + c | trim }}{% for t in m.tool_calls or [] %}{{ '<call>' + t.function.name }}"
+        "{% for key, value in t.function.arguments.items() %}{{ '<' + key + '>' + value | string }}{% endfor %}"
+        "{{ '</call>' }}{% endfor %}"
+    ))
+)  # fmt: skip
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "description": "Tells it.", "parameters": {"type": "object", "properties": {}}},
+}
+ARGUMENTS = {"city": 'Łódź, "old town"', "days": 3}
+AS_JSON = json.dumps(ARGUMENTS, ensure_ascii=False)
+
+
+class CallingTemplate(NamedTuple):
+    """What is peculiar to it."""
+
+    template: str
+    call: str
+    """As it is learned, without reasoning."""
+    answer: str
+    own: tuple[bool, Any] = (True, "")
+    """Whether it takes arguments as objects, and the content that it wants of a reply that only calls."""
+    thinks: bool = False
+
+
+EMPTY = "<think>\n\n</think>\n\n"
+CALLING = {
+    "json": CallingTemplate(
+        JSON_CALLS, '<tool_call>\n{"name": "weather", "arguments": ' + AS_JSON + "}\n</tool_call><|im_end|>",
+        "It rains.<|im_end|>", thinks=True,
+    ),
+    "text": CallingTemplate(TEXT_CALLS, f"[weather]({AS_JSON})<|im_end|>", "It rains.<|im_end|>", (False, "")),
+    "no content": CallingTemplate(
+        NO_CONTENT, f" to=weather<|message|>{AS_JSON}<|call|>", "<|message|>It rains.<|return|>", (True, None)
+    ),
+    "xml": CallingTemplate(
+        XML_CALLS, '\n<think></think>\n<call>weather<city>Łódź, "old town"<days>3</call><|tool|>',
+        "\n<think></think>\nIt rains.<|user|>",
+    ),
+}  # fmt: skip
+
+
+def calling_chat(rounds: int, *, system: bool, thinks: bool, as_objects: bool, empty: Any) -> list[dict[str, Any]]:
+    said: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}] if system else []
+    thought = {"reasoning_content": "I should look."} if thinks else {}
+    for number in range(rounds):
+        function = {"name": "weather", "arguments": ARGUMENTS if as_objects else AS_JSON}
+        call = {"id": f"call0000{number}", "type": "function", "function": function}
+        said += [
+            {"role": "user", "content": f"How is day {number}?"},
+            {"role": "assistant", "content": empty, "tool_calls": [call], **thought},
+            {"role": "tool", "content": f'{{"rain": {number}}}'},
+            {"role": "assistant", "content": "It rains."},
+        ]
+    return said
+
+
+CALLS = [
+    (name, rounds, system, thinks)
+    for name, rounds, system, thinks in product(CALLING, (1, 2, 5), (False, True), (False, True))
+    if CALLING[name].thinks or not thinks
+]
+
+
+@pytest.mark.parametrize(("name", "rounds", "system", "thinks"), CALLS)
+def test_calls_are_learned_and_results_are_not_behind_what_a_server_asks_with(
+    name: str, rounds: int, system: bool, thinks: bool, words: Path, tmp_path: Path
+) -> None:
+    way = CALLING[name]
+    tokenizer = with_template(words, tmp_path, way.template)
+    as_objects, empty = way.own
+    said = calling_chat(rounds, system=system, thinks=thinks, as_objects=as_objects, empty=empty)
+    # The row has the other form, and tools as JSON without OpenAI's wrapper.
+    row = calling_chat(
+        rounds, system=system, thinks=thinks, as_objects=not as_objects, empty=None if empty == "" else ""
+    )
+    texts = texts_of({"messages": row, "tools": json.dumps([WEATHER["function"]])})
+    rows = CausalEncoder(tokenizer, {"input": 4000, "target": 4000}, everything=False).encode([texts])
+    assert not rows.defects
+    found = [run for example in runs(tokenizer, rows) for run in example]
+    stock: Any = AutoTokenizer.from_pretrained(tmp_path)
+    before = [said[:at] for at, turn in enumerate(said) if turn["role"] == "assistant"]
+    if empty is None:  # which `apply_chat_template` leaves out
+        asked: Any = render_jinja_template(before, [WEATHER], chat_template=way.template, add_generation_prompt=True)[0]
+    else:
+        asked = [
+            stock.apply_chat_template(chat, tools=[WEATHER], tokenize=False, add_generation_prompt=True)
+            for chat in before
+        ]
+    thought, none = "<think>\nI should look.\n</think>\n\n" if thinks else EMPTY, EMPTY
+    if not way.thinks:
+        thought = none = ""
+    assert found == [
+        Learned(*both) for both in zip(asked, (thought + way.call, none + way.answer) * rounds, strict=True)
+    ]
+    assert tokenizer.chat.prompt(replace(texts, turns=texts.turns[:-1]))[0] == asked[-1]
+
+
+def test_sharegpts_names_of_calls_and_results_are_openais(words: Path, tmp_path: Path) -> None:
+    said = [
+        {"from": "human", "value": "How is it?"},
+        {"from": "function_call", "value": json.dumps({"name": "weather", "arguments": ARGUMENTS})},
+        {"from": "observation", "value": "rain"}, {"from": "gpt", "value": "It rains."},
+    ]  # fmt: skip
+    ours = [
+        {"role": "user", "content": "How is it?"},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "weather", "arguments": AS_JSON}}]},
+        {"role": "tool", "content": "rain"}, {"role": "assistant", "content": "It rains."},
+    ]  # fmt: skip
+    tools = json.dumps([WEATHER])
+    one = texts_of({"conversations": said, "tools": tools}, target="conversations")
+    assert one == texts_of({"messages": ours, "tools": tools})
+    tokenizer = with_template(words, tmp_path, JSON_CALLS)
+    [[call], [answer]] = runs(tokenizer, encoded(tokenizer, one, input=2000))
+    assert "<tool_call>" in call.text and "rain" in answer.before and "It rains." in answer.text
+
+
+@pytest.mark.parametrize(
+    ("template", "row", "said", "hint"),
+    [
+        (CHATML, {"tools": [WEATHER]}, "the chat template writes no tools", "remove the column tools"),
+        (_TOOLS + CHATML, {"tools": [WEATHER]}, "leaves out a tool call of a reply", "whose chat template writes"),
+        (TEXT_CALLS.replace("messages %}", "messages if m['role'] != 'tool' %}"), {"tools": [WEATHER]},
+         "leaves out turns of the role 'tool'", "put a chat template"),
+    ],
+)  # fmt: skip
+def test_a_template_that_leaves_out_tools_is_refused_by_name(
+    template: str, row: Any, said: str, hint: str, words: Path, tmp_path: Path
+) -> None:
+    chat = calling_chat(1, system=False, thinks=False, as_objects=True, empty="")
+    tokenizer, texts = with_template(words, tmp_path, template), texts_of({"messages": chat, **row})
+    with pytest.raises(Rejected, match=said) as caught:
+        tried(tokenizer, [texts], LIMITS, everything=False)
+    assert hint in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("turn", "tools", "reason"),
+    [
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}, None, NO_CALL),
+        ({"role": "assistant", "function_call": {"arguments": {}}}, None, NO_CALL),
+        ({"role": "function_call", "content": "weather"}, None, NO_CALL),
+        ({"role": "user", "content": "", "tool_calls": [{"name": "f"}]}, None, "a tool call that is no reply's"),
+        ({"role": "user", "content": "Hi"}, "weather", NO_FUNCTIONS),
+        ({"role": "user", "content": "Hi"}, [{"type": "function"}], NO_FUNCTIONS),
+        ({"role": "user", "content": "Hi", "thinking": "Hm."}, None, "reasoning that is not one text of a reply"),
+    ],
+)
+def test_what_is_no_call_and_no_tool_is_named(turn: Any, tools: Any, reason: str) -> None:
+    with pytest.raises(Defect, match=reason):
+        texts_of({"messages": [turn, {"role": "assistant", "content": "It rains."}], "tools": tools})
+
+
+def test_a_job_learns_to_think_and_to_call(workplace: Workplace) -> None:
+    model_of(workplace, JSON_CALLS)
+    rows = []
+    for number in range(24):
+        chat = calling_chat(2, system=True, thinks=True, as_objects=bool(number % 2), empty="")
+        chat[1]["content"] += f" Of month {number}?"
+        rows.append({"messages": chat, "tools": [WEATHER] if number % 3 else json.dumps([WEATHER])})
+    workplace.rows("calls.jsonl", rows)
+    run = workplace.job(
+        "calls.jsonl", model="./model", data={"validation": 0.2}, training={"epochs": 1, "batch_size": 16},
+        evaluation={"every_steps": 4, "samples": 1, "sample_tokens": 8}, memory={"micro_batch": 4},
+    )  # fmt: skip
+    data = workplace.prepare(run)["data"]
+    assert (data["rows_read"], data["kept"], data["examples"]) == (24, 24, 48) and data["rejected"] == {}
+    assert UNUSED_TOOLS not in data["noticed"]
+    dataset, tokenizer = dataset_of(run), AutoTokenizer.from_pretrained(workplace.data / "model")
+    learned = [tokenizer.decode(dataset.train.input(n)[dataset.train.target(n)]) for n in range(len(dataset.train))]
+    called = "<think>\nI should look.\n</think>\n\n" + CALLING["json"].call
+    assert set(learned) == {called + EMPTY + "It rains.<|im_end|>"}
+    assert attempt(run) == 0 and trained(run).step == run.plan().steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +97,8 @@ def with_template(folder: Path, tmp_path: Path, text: str | None, **generation: 
 
 
 def texts_of(row: dict[str, Any], input: str | None = None, target: str = "messages") -> Texts:
-    templates = None if input is None else template(input, "data.input"), template(target, "data.target")
-    return RowReader(*templates, None).read(row)
+    read_as = replace(template(target, "data.target"), in_turns=True)
+    return RowReader(None if input is None else template(input, "data.input"), read_as, None).read(row)
 
 
 def encoded(tokenizer: CausalTokenizer, *texts: Texts, everything: bool = False, **limits: int) -> EncodedRows:
@@ -252,11 +253,12 @@ SYSTEM_IN_USER = (
 @pytest.mark.parametrize(
     ("template", "role", "written"),
     [
-        (CHATML, "observation", "<|im_start|>observation\nIt weighs 3 kg."),
+        (CHATML, "observation", "<|im_start|>tool\nIt weighs 3 kg."),
+        (CHATML, "narrator", "<|im_start|>narrator\nIt weighs 3 kg."),
         (CHATML, "developer", "<|im_start|>developer\nIt weighs 3 kg."),
         (KNOWN_ROLES, "developer", "<|im_start|>system\nIt weighs 3 kg."),
-        (KNOWN_ROLES, "observation", None),
-        (KNOWN_ROLES, "function_call", None),
+        (KNOWN_ROLES, "tool", None),
+        (KNOWN_ROLES, "narrator", None),
         (REFUSES, "developer", "<|im_start|>system\nIt weighs 3 kg."),
         (SYSTEM_IN_USER, "system", "<|im_start|>user\nIt weighs 3 kg.\n\nWhere is my kettle?"),
     ],

@@ -16,18 +16,20 @@ Without a template, a completion follows its prompt on a new line, and the token
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, takewhile
+from itertools import pairwise, product, takewhile
 from typing import Any, NamedTuple
 
 from jobs.spec import Learn
 from jobs.text.units import format_bytes, format_duration
 from worker.training.machine.host import ROW_S, Endless, TooLarge, costly_template, cpu_limit, memory_growth
-from worker.training.rows.chat import ASSISTANT, REASONING, SYSTEM, Turn
-from worker.training.rows.row import SPECIAL, Defect
+from worker.training.rows.chat import ASSISTANT, REASONING, SYSTEM, TOOL, Turn
+from worker.training.rows.row import NO_TOOLS, SPECIAL, Defect
 from worker.training.rows.text import Texts
 
 SEPARATOR = "\n"
@@ -42,6 +44,7 @@ NO_TEMPLATE = "a chat, and the tokenizer has no chat template"
 NOT_A_BEGINNING = "the chat template changes earlier turns"
 NO_END = "the chat template does not end a reply with an end token"
 NOT_SAID = "the chat template does not repeat a reply as it is"
+NO_CALLS = "the chat template leaves out a tool call of a reply"
 NOT_THOUGHT = "the chat template leaves out the reasoning of a reply"
 NOT_RENDERED = "the chat template refuses the turns"
 NO_REASONING = "a chat without reasoning, of which alone is learned (data.learn)"
@@ -55,6 +58,12 @@ _THOUGHT = re.compile(r"\A\s*(<think>.*?</think>\s*)?", re.DOTALL)
 """How replies begin that have thought."""
 _ENDED_THINKING = re.compile(r"(\s*(<think>\s*)?</think>\s*)?")
 """What stands between the reasoning of a reply, or its beginning, and the answer."""
+_CALLED, _TOOL, _TOOLS = "callprobe", "tool_of_all", -1
+"""Names of functions that nothing else says; as an id, the first has nine characters, as Mistral's. And what stands for
+tools in place of a turn."""
+_TOOL_PROBE = json.dumps(
+    [{"type": "function", "function": {"name": _TOOL, "description": "", "parameters": {"type": "object"}}}]
+)
 _SEQUENCES, _ROLE_SHOWN = 1024, 30
 """Sequences of roles whose turns that are left out are remembered; characters of a role that are shown."""
 
@@ -94,6 +103,8 @@ class ChatFormat:
     """Tokens that end a reply; of a text without a template, the first."""
     special: tuple[str, ...]
     """All special tokens, as written."""
+    tool_template: str | None = None
+    """What writes chats with tools, where the tokenizer has another template for these."""
     follows: str | None = None
     """What ends a reply where the template itself writes it only with the next turn, as GLM's does."""
 
@@ -106,9 +117,9 @@ class ChatFormat:
         if any(token in text for text in texts.all for token in self.special):
             raise Defect(SPECIAL)
         if texts.turns:
-            found = self._chat(texts.turns, learn)
+            found = self._chat(texts.turns, texts.tools, learn)
         elif self.takes(texts):
-            found = self._chat((Turn("user", texts.input, False), Turn(ASSISTANT, texts.target, True)), learn)
+            found = self._chat((Turn("user", texts.input, False), Turn(ASSISTANT, texts.target, True)), "", learn)
         else:
             before = f"{texts.input}{SEPARATOR}" if texts.input else ""
             text = f"{before}{texts.target}{self.ends[0]}"
@@ -128,9 +139,9 @@ class ChatFormat:
         if texts.turns and self.template is None:
             raise Defect(NO_TEMPLATE)
         if self.takes(texts):
-            turns = self._known(texts.turns or (Turn("user", texts.input, False),))
-            text = self._written(turns, asking=True)
-            self._check_all_said(turns)
+            turns = self._known(texts.turns or (Turn("user", texts.input, False),), texts.tools)
+            text = self._written(turns, texts.tools, asking=True)
+            self._check_all_said(turns, texts.tools)
             return text, True
         return f"{texts.input}{SEPARATOR}" if texts.input else texts.target, False
 
@@ -146,30 +157,45 @@ class ChatFormat:
         if self.template is None:
             return self
         turns = Turn("user", _PROBE[0], False), Turn(ASSISTANT, _PROBE[1], True)
-        if found := self._special_in(self._written(turns).rpartition(_PROBE[1])[2]):
-            return replace(self, ends=tuple(dict.fromkeys([*self.ends, found])))
-        try:
-            followed = self._written((*turns, turns[0])).partition(_PROBE[1])[2]
-        except Defect:
-            return self
-        follows = self._special_in(followed)
-        if follows is None or not followed.lstrip().startswith(follows):
-            return self
-        return replace(self, ends=tuple(dict.fromkeys([*self.ends, follows])), follows=follows)
+        found = self
+        if end := self._special_in(self._written(turns).rpartition(_PROBE[1])[2]):
+            found = self._ending(end)
+        else:
+            with contextlib.suppress(Defect):
+                followed = self._written((*turns, turns[0])).partition(_PROBE[1])[2].lstrip()
+                end = next((token for token in self.special if followed.startswith(token)), None)
+                found = found if end is None else replace(self._ending(end), follows=end)
+        with contextlib.suppress(Defect):
+            asked = turns[0], _calling(_PROBE[1], "")
+            called = self._written(asked, _TOOL_PROBE).partition(_PROBE[1])[2].rstrip()
+            end = next((token for token in self.special if called.endswith(token)), None)
+            if end is not None and not any(token in called for token in found.ends):
+                found = found._ending(end)
+            elif end is None and found.follows is not None:
+                answered = (*asked, Turn(TOOL, _PROBE[0], False))
+                followed = self._written(answered, _TOOL_PROBE).partition(_PROBE[1])[2].removeprefix(called).lstrip()
+                end = next((token for token in self.special if followed.startswith(token)), None)
+                found = found if end is None else found._ending(end)
+        return found
+
+    def _ending(self, end: str) -> ChatFormat:
+        return replace(self, ends=tuple(dict.fromkeys([*self.ends, end])))
 
     def _special_in(self, text: str) -> str | None:
         """The first special token of a text."""
         found = [(at, token) for token in self.special if (at := text.find(token)) >= 0]
         return min(found)[1] if found else None
 
-    def _chat(self, turns: Sequence[Turn], learn: Learn) -> Sequence[Rendered]:
+    def _chat(self, turns: Sequence[Turn], tools: str, learn: Learn) -> Sequence[Rendered]:
         if self.template is None:
             raise Defect(NO_TEMPLATE)
-        turns = self._known(turns)
+        turns = self._known(turns, tools)
+        if tools and _TOOLS in self._left_out(turns, tools):
+            raise Defect(NO_TOOLS)
         examples: list[Rendered] = []
         for place in range(len(turns) - 1, -1, -1):
             if turns[place].learned and (learn != "reasoning" or turns[place].parts[0]):
-                text, begin, answer, end = self._reply(turns[: place + 1])
+                text, begin, answer, end = self._reply(turns[: place + 1], tools)
                 of = None if learn == "all" else (begin, end)
                 span = Span(answer if learn == "answer" else begin, answer if learn == "reasoning" else end, of)
                 beginning = text[:end]
@@ -178,44 +204,52 @@ class ChatFormat:
                     examples.append(Rendered(text, [span], as_chat=True))
                 else:
                     examples[number] = examples[number]._replace(spans=[span, *examples[number].spans])
-        self._check_all_said(turns)
+        self._check_all_said(turns, tools)
         if not examples:
             raise Defect(NO_REASONING)
         return examples[::-1]
 
-    def _known(self, turns: Sequence[Turn]) -> Sequence[Turn]:
+    def _known(self, turns: Sequence[Turn], tools: str) -> Sequence[Turn]:
         """Turns of the developer as those of the system, where the template writes only these."""
         if all(turn.role != DEVELOPER for turn in turns):
             return turns
         as_system = [replace(turn, role=SYSTEM) if turn.role == DEVELOPER else turn for turn in turns]
         try:
-            self._written(turns)
+            self._written(turns, tools)
         except Defect:
             return as_system
-        return as_system if any(turns[place].role == DEVELOPER for place in self._left_out(turns)) else turns
+        left_out = self._left_out(turns, tools)
+        return as_system if any(turns[place].role == DEVELOPER for place in left_out if place >= 0) else turns
 
-    def _check_all_said(self, turns: Sequence[Turn]) -> None:
-        """Raise Defect where a turn is not in the text; replies that are learned are looked for as they are."""
-        for place in self._left_out(turns):
+    def _check_all_said(self, turns: Sequence[Turn], tools: str) -> None:
+        """Raise Defect where a turn or the tools are not in the text; replies that are learned are looked for as they
+        are."""
+        for place in self._left_out(turns, tools):
+            if place == _TOOLS:
+                raise Defect(NO_TOOLS)
             if not turns[place].learned:
                 raise Defect(f"{LEFT_OUT} {turns[place].role[:_ROLE_SHOWN]!r}")
 
-    def _left_out(self, turns: Sequence[Turn]) -> tuple[int, ...]:
-        """Places of turns whose content the template does not write, whatever it is."""
-        return _left_out(self.template, tuple(self.names.items()), tuple(turn.role for turn in turns))
+    def _left_out(self, turns: Sequence[Turn], tools: str) -> tuple[int, ...]:
+        """Places of turns whose content or calls the template does not write, whatever these are; _TOOLS: the tools."""
+        shape = tuple((turn.role, bool(turn.content), bool(turn.calls)) for turn in turns)
+        return _left_out(self._template_of(tools), tuple(self.names.items()), shape, bool(tools))
 
-    def _reply(self, turns: Sequence[Turn]) -> tuple[str, int, int, int]:
+    def _template_of(self, tools: str) -> str | None:
+        return self.tool_template if tools and self.tool_template is not None else self.template
+
+    def _reply(self, turns: Sequence[Turn], tools: str) -> tuple[str, int, int, int]:
         """What a server has once it has answered with the last of these turns, and where in it that reply begins, its
         answer begins, and it ends.
 
         Raises Defect.
         """
-        before, text = self._written(turns[:-1], asking=True), self._written(turns)
+        before, text = self._written(turns[:-1], tools, asking=True), self._written(turns, tools)
         thought, answer = turns[-1].parts
         if not text.startswith(before):
             text = _continued(before, text, thought)
         if self.follows is not None and not any(token in text[len(before) :] for token in self.ends):
-            text = text.rstrip() + self.follows
+            text = text.rstrip() + self._following(text.rstrip(), turns, tools, self.follows)
         begin = len(before)
         if not any(token in text[begin:] for token in self.ends):
             raise Defect(NO_END)
@@ -226,7 +260,7 @@ class ChatFormat:
         answer_at = ended.end()
         if (found := text.find(answer, answer_at)) < 0:
             raise Defect(NOT_SAID)
-        at = found + len(answer)
+        at = _end_of_calls(turns[-1], text, found + len(answer))
         ends = [(found, token) for token in self.ends if (found := text.find(token, at)) >= 0]
         if not ends:
             raise Defect(NO_END)
@@ -235,15 +269,32 @@ class ChatFormat:
             answer_at = text.rindex(answer, answer_at, at)
         return text, begin, answer_at, at + len(token)
 
-    def _written(self, turns: Sequence[Turn], *, asking: bool = False) -> str:
+    def _following(self, text: str, turns: Sequence[Turn], tools: str, otherwise: str) -> str:
+        """What ends the last of these turns, with which the text ends: behind a call the result follows."""
+        if turns[-1].calls:
+            with contextlib.suppress(Defect):
+                followed = self._written((*turns, Turn(TOOL, _PROBE[0], False)), tools).removeprefix(text).lstrip()
+                return next((token for token in self.ends if followed.startswith(token)), otherwise)
+        return otherwise
+
+    def _written(self, turns: Sequence[Turn], tools: str = "", *, asking: bool = False) -> str:
         """`asking`: with the generation prompt behind it. Raises Defect; Rejected (`chat_template`) beyond a limit."""
+        template, names = self._template_of(tools), tuple(self.names.items())
+        style = _style(template, names) if any(turn.calls for turn in turns) else _Style(True, "")
+        return self._rendered([_message(turn, style) for turn in turns], tools, asking)
+
+    def _rendered(self, said: list[dict[str, object]], tools: str, asking: bool) -> str:
+        """As `_written`."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        said = [_message(turn) for turn in turns]
         try:
             with cpu_limit(_LONGEST_S, or_killed=True), memory_growth(_MOST_BYTES):
                 rendered: Any = render_jinja_template(
-                    [said], chat_template=self.template, add_generation_prompt=asking, **dict[str, Any](self.names)
+                    [said],
+                    [dict(tool) for tool in _loaded(tools)] or None,
+                    chat_template=self._template_of(tools),
+                    add_generation_prompt=asking,
+                    **dict[str, Any](self.names),
                 )
                 written = str(rendered[0][0])
                 written.encode()  # a half of a surrogate pair is no text
@@ -255,15 +306,83 @@ class ChatFormat:
             raise costly_template(f"needs more than {format_bytes(_MOST_BYTES)} of memory") from None
         except Exception as error:  # a program from outside: it may raise anything
             raise Defect(f"{NOT_RENDERED}: {str(error)[:100]}") from None
-        if len(written) > _MOST_ADDED + _MOST_TIMES * sum(len(text) for turn in turns for text in turn.texts):
+        if len(written) > _MOST_ADDED + _MOST_TIMES * (len(str(said)) + len(tools)):
             raise Defect(TOO_LONG)
         return written
 
 
-def _message(turn: Turn) -> dict[str, object]:
+class _Style(NamedTuple):
+    """How a template takes replies with calls."""
+
+    as_objects: bool
+    """Whether arguments are objects; else JSON."""
+    no_content: str | None
+    """The content of a reply that only calls."""
+
+
+def _message(turn: Turn, style: _Style) -> dict[str, object]:
     """A turn as templates know it."""
-    reasoning = dict.fromkeys(REASONING, turn.reasoning) if turn.reasoning else {}
-    return {"role": turn.role, "content": turn.content, **reasoning}
+    found: dict[str, object] = {"role": turn.role, "content": turn.content}
+    if turn.reasoning:
+        found |= dict.fromkeys(REASONING, turn.reasoning)
+    if turn.calls:
+        calls = json.loads(turn.calls)
+        for function in (call["function"] for call in calls if not style.as_objects):
+            function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+        found |= {"tool_calls": calls, "content": turn.content or style.no_content}
+    return found | {key: value for key, value in (("name", turn.name), ("tool_call_id", turn.call_id)) if value}
+
+
+@functools.lru_cache(_SEQUENCES)
+def _style(template: str | None, names: tuple[tuple[str, str], ...]) -> _Style:
+    """That in which the template writes a call; the usual one where it writes none."""
+    turns = Turn("user", _PROBE[0], False), _calling(_PROBE[1], "")
+    for style in (_Style(*both) for both in product((True, False), ("", None))):
+        with contextlib.suppress(Defect):
+            text = ChatFormat(template, dict(names), (), ())._rendered(
+                [_message(turn, style) for turn in turns], _TOOL_PROBE, asking=False
+            )
+            if _CALLED in text and _PROBE[1] in text and "{'" not in text:
+                return style
+    return _Style(True, "")
+
+
+def _calling(said: str, content: str) -> Turn:
+    """A reply that calls a function, with one argument."""
+    call = {"id": _CALLED, "type": "function", "function": {"name": _CALLED, "arguments": {"said": said}}}
+    return Turn(ASSISTANT, content, False, calls=json.dumps([call]))
+
+
+def _end_of_calls(turn: Turn, text: str, at: int) -> int:
+    """Where the last call of a reply ends in its text, whose content ends `at`. Raises Defect."""
+    last = at
+    for function in (call["function"] for call in json.loads(turn.calls or "[]")):
+        last = text.find(function["name"], last)
+        if last < 0:
+            raise Defect(NO_CALLS)
+        last += len(function["name"])
+        for value in _values(function["arguments"]):
+            as_json = (json.dumps(value, ensure_ascii=ascii_alone) for ascii_alone in (False, True))
+            forms = {str(value), *(form.strip('"') for form in as_json)}
+            found = [place + len(form) for form in forms if (place := text.find(form, at)) >= 0]
+            if not found:
+                raise Defect(NO_CALLS)
+            last = max(last, *found)
+    return last
+
+
+def _values(value: object) -> Iterator[str | int | float]:
+    """Texts and numbers in a value of JSON."""
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _values(each)
+    elif isinstance(value, str | int | float) and not isinstance(value, bool):
+        yield value
+
+
+@functools.lru_cache(64)
+def _loaded(tools: str) -> tuple[Mapping[str, object], ...]:
+    return tuple(json.loads(tools or "[]"))
 
 
 def _alike(one: str, other: str) -> int:
@@ -281,12 +400,24 @@ def _continued(before: str, text: str, thought: str) -> str:
 
 
 @functools.lru_cache(_SEQUENCES)
-def _left_out(template: str | None, names: tuple[tuple[str, str], ...], roles: tuple[str, ...]) -> tuple[int, ...]:
-    """Of a chat in which every turn says something that nothing else in it says."""
-    said = [f"what turn {place} of all says" for place in range(len(roles))]
-    turns = [Turn(role, content, False) for role, content in zip(roles, said, strict=True)]
+def _left_out(
+    template: str | None, names: tuple[tuple[str, str], ...], shape: tuple[tuple[str, bool, bool], ...], tools: bool
+) -> tuple[int, ...]:
+    """Of a chat in which every turn says something that nothing else in it says. `shape`: of each turn its role, and
+    whether it has a content and calls."""
+    said = [f"what turn {place} of all says" for place in range(len(shape))]
+    called = [f"what turn {place} of all calls with" for place in range(len(shape))]
+    turns = [
+        _calling(argument, content if has_content else "") if calls else Turn(role, content, False)
+        for (role, has_content, calls), content, argument in zip(shape, said, called, strict=True)
+    ]
     try:
-        text = ChatFormat(template, dict(names), (), ())._written(turns)
+        text = ChatFormat(template, dict(names), (), ())._written(turns, _TOOL_PROBE if tools else "")
     except Defect:  # it wants contents of its own, such as JSON
         return ()
-    return tuple(place for place, content in enumerate(said) if content not in text)
+    left_out = [
+        place
+        for place, (_, has_content, calls) in enumerate(shape)
+        if (calls and called[place] not in text) or ((has_content or not calls) and said[place] not in text)
+    ]
+    return (*left_out, *([_TOOLS] if tools and _TOOL not in text else []))

@@ -20,10 +20,11 @@ from worker.training.dataset.data import Int64, token_dtype
 from worker.training.dataset.encoding import EncodedRows, Limits
 from worker.training.dataset.preview import SHOWN
 from worker.training.dataset.tokens import EncodedTexts, TokenizerState, open_tokenizer, unusable
-from worker.training.rows.row import Defect
+from worker.training.rows.row import NO_TOOLS, REPAIRS, Defect
 from worker.training.rows.text import Texts
 from worker.training.tasks.causal.chat import (
     LEFT_OUT,
+    NO_CALLS,
     NO_END,
     NO_TEMPLATE,
     NOT_A_BEGINNING,
@@ -48,9 +49,14 @@ _HELP = {
     NO_TEMPLATE: "take an instruct model, whose tokenizer has a chat template",
     NOT_THOUGHT: "take a model whose chat template writes reasoning, or write it into the content, as "
     "<think>…</think>, or take it out of the rows",
+    NO_CALLS: "take a model whose chat template writes tool calls",
+    NO_TOOLS: REPAIRS[NO_TOOLS],
 }
 """What else helps where a template makes no row."""
-_OF_TEMPLATE = (NO_TEMPLATE, NOT_A_BEGINNING, NO_END, NOT_SAID, NOT_THOUGHT, NOT_RENDERED, LEFT_OUT, TOO_LONG, ACROSS)
+_OF_TEMPLATE = (
+    NO_TEMPLATE, NOT_A_BEGINNING, NO_END, NOT_SAID, NOT_THOUGHT, NO_CALLS, NO_TOOLS, NOT_RENDERED, LEFT_OUT, TOO_LONG,
+    ACROSS,
+)  # fmt: skip
 """Defects whose cause is the tokenizer, where the first rows have them."""
 _PROMPT_ENDS = 256
 """Ends of prompts whose tokens are remembered: most templates have one."""
@@ -74,9 +80,10 @@ class CausalTokenizer(TokenizerState):
         names = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
         special = tuple(str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
         template: str | Mapping[str, str] | None = tokenizer.chat_template
+        tool_template = None
         if isinstance(template, Mapping):  # some have others beside it, such as one for tools
-            template = template.get("default")
-        chat = ChatFormat(template, names, end_tokens(tokenizer, folder), special)
+            tool_template, template = template.get("tool_use"), template.get("default")
+        chat = ChatFormat(template, names, end_tokens(tokenizer, folder), special, tool_template)
         try:
             chat = chat.with_end()
         except Defect as defect:
