@@ -13,6 +13,7 @@ MOST_CHARACTERS = 200_000
 MOST_ROWS = 64
 MOST_MESSAGES = 1_000
 MOST_NEW_TOKENS = 4_096
+MOST_TOOLS = 128
 LEAST_TEMPERATURE = 0.001
 CHECKPOINT = "^(best|last|(step-)?[0-9]{1,12})$"
 ModelName = Literal["trained", "base"]
@@ -58,9 +59,17 @@ class ChatTurn(Part):
     """One turn of a chat."""
 
     role: Annotated[str, StringConstraints(min_length=1, max_length=50)]
-    """`system`, `user` or `assistant`."""
-    content: Annotated[str, StringConstraints(max_length=MOST_CHARACTERS)]
-    """What was said."""
+    """`system`, `user`, `assistant` or `tool`."""
+    content: Annotated[str, StringConstraints(max_length=MOST_CHARACTERS)] = ""
+    """What was said; empty of a reply that only calls."""
+    reasoning_content: Annotated[str, StringConstraints(max_length=MOST_CHARACTERS)] | None = None
+    """What a reply thought."""
+    tool_calls: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)] | None = None
+    """What a reply called, as OpenAI writes it."""
+    tool_call_id: Annotated[str, StringConstraints(max_length=200)] | None = None
+    """Of a turn of a tool: the call whose result it is."""
+    name: Annotated[str, StringConstraints(max_length=200)] | None = None
+    """Of a turn of a tool: the function."""
 
 
 class Sampling(Part):
@@ -95,6 +104,9 @@ class GenerateBody(Sampling):
     """Several of these, answered one after the other, each as if it were alone."""
     messages: Annotated[list[ChatTurn], Field(min_length=1, max_length=MOST_MESSAGES)] | None = None
     """A chat, whose next reply is wanted."""
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)] | None = None
+    """Functions that the reply to `messages` may call, as OpenAI describes them: the chat template gets them. Calls
+    are in the text, as the template writes them."""
     checkpoint: CheckpointName | None = None
     """Use the weights of this checkpoint, such as `step-00000500` or `500`, or of the `best` or the `last`; null: the
     model that the job delivered."""
@@ -114,6 +126,8 @@ class GenerateBody(Sampling):
         given = [name for name in ("input", "row", "rows", "messages") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"give one of input, row, rows and messages (got {' and '.join(given) or 'none'})")
+        if self.tools and self.messages is None:
+            raise ValueError("tools go with messages; of a row they are its column tools")
         if self.num_beams > 1 and (self.stream or self.temperature):
             raise ValueError("num_beams above 1 goes with neither stream nor temperature")
         return self

@@ -43,10 +43,11 @@ MOST_SEARCHED = 1000
 """Newest jobs that a name is looked for in, and that models are listed of."""
 
 UNSUPPORTED = (
-    "n", "frequency_penalty", "presence_penalty", "logprobs", "response_format", "tools", "tool_choice",
+    "n", "frequency_penalty", "presence_penalty", "logprobs", "response_format", "tool_choice",
     "logit_bias", "top_logprobs", "modalities",
 )  # fmt: skip
 """Keys of OpenAI that would change a reply."""
+_OF_CALLS = ("tool_calls", "tool_call_id", "reasoning_content")
 
 
 class _Body(BaseModel):
@@ -71,12 +72,24 @@ class TextPart(_Body):
 class ChatMessageBody(_Body):
     """A turn."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     """Who says it; `developer` is `system`."""
-    content: str | list[TextPart]
-    """What is said."""
+    content: str | list[TextPart] = ""
+    """What is said; may be left out of a reply that only calls."""
     name: str | None = None
-    """Not used."""
+    """Used of a turn of a tool: its function."""
+    tool_calls: list[dict[str, Any]] | None = None
+    """What a reply called."""
+    tool_call_id: str | None = None
+    """Of a turn of a tool: the call whose result it is."""
+    reasoning_content: str | None = None
+    """What a reply thought."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> ChatMessageBody:
+        if self.content == "" and "content" not in self.model_fields_set and not self.tool_calls:
+            raise ValueError("has neither content nor tool_calls")
+        return self
 
     @field_validator("content", mode="wrap")
     @classmethod
@@ -142,11 +155,12 @@ class ChatBody(_Body):
     prompt_cache_key: str | None = None
     """Not used."""
     parallel_tool_calls: bool | None = None
-    """Not used: there are no tools."""
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
-    """There are none."""
+    """Not used."""
+    tools: list[dict[str, Any]] | None = None
+    """Functions that the reply may call: the chat template of the model gets them. Calls are in the content of the
+    reply, as the template writes them."""
     tool_choice: Literal["none", "auto"] | None = None
-    """There are no tools."""
+    """`none`: the model is not told of the tools."""
     stop: StopTexts | None = None
     """As in `POST /jobs/{job}/generate`."""
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
@@ -289,6 +303,8 @@ def generate_body(chat: ChatBody, checkpoint: str | None) -> GenerateBody:
             "role": "system" if each.role == "developer" else each.role,
             "content": each.content if isinstance(each.content, str) else "".join(part.text for part in each.content),
         }
+        | {key: value for key in _OF_CALLS if (value := getattr(each, key)) is not None}
+        | ({"name": each.name} if each.role == "tool" and each.name else {})
         for each in chat.messages
     ]
     options = {
@@ -298,6 +314,7 @@ def generate_body(chat: ChatBody, checkpoint: str | None) -> GenerateBody:
         "seed": chat.seed,
         "stop": chat.stop,
         "checkpoint": checkpoint,
+        "tools": None if chat.tool_choice == "none" else chat.tools or None,
     }
     given: dict[str, Any] = {key: value for key, value in options.items() if value is not None}
     return body_of({"messages": messages, "stream": bool(chat.stream), **given})

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from jobs.errors import UserError
+from service.generation.asking import body_of
 from service.generation.openai import chat_body, generate_body
 
 CHAT: dict[str, Any] = {"model": "ft:chef", "messages": [{"role": "user", "content": "What is in it?"}]}
@@ -19,6 +20,7 @@ CHAT: dict[str, Any] = {"model": "ft:chef", "messages": [{"role": "user", "conte
         {"frequency_penalty": 0, "presence_penalty": 0.0, "n": 1, "logprobs": False, "top_logprobs": 0},
         {"response_format": {"type": "text"}, "modalities": ["text"], "logit_bias": {}, "prompt_cache_key": "a"},
         {"tools": [], "tool_choice": "none", "parallel_tool_calls": True},
+        {"tools": [{"type": "function", "function": {"name": "weather"}}], "tool_choice": "none"},
         {"tools": None, "stop": None, "functions": None, "reasoning_effort": None, "stream": None},
     ],
 )
@@ -30,7 +32,7 @@ def test_what_changes_no_reply_is_taken(more: dict[str, Any]) -> None:
     ("key", "value"),
     [
         ("n", 2), ("logprobs", True), ("frequency_penalty", 0.5),
-        ("logit_bias", {"1": 5}), ("tools", [{"type": "function"}]), ("response_format", {"type": "json_object"}),
+        ("logit_bias", {"1": 5}), ("tool_choice", "required"), ("response_format", {"type": "json_object"}),
     ],
 )  # fmt: skip
 def test_what_would_change_a_reply_is_refused_by_name(key: str, value: object) -> None:
@@ -61,6 +63,25 @@ def test_an_image_is_refused_in_one_sentence() -> None:
     turn = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]}
     with pytest.raises(UserError, match=r"^messages\.0\.content: must be a string, or an array of parts of type text"):
         chat_body(CHAT | {"messages": [turn]})
+
+
+def test_tools_calls_and_results_are_passed_on() -> None:
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    call = {"id": "call00000", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    turns = [
+        *CHAT["messages"],
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "Hm."},
+        {"role": "tool", "content": "rain", "tool_call_id": "call00000", "name": "weather"},
+    ]
+    sent = generate_body(chat_body(CHAT | {"messages": turns, "tools": tools}), None)
+    assert sent.tools == tools and sent.messages is not None
+    assert [each.model_dump(exclude_none=True) for each in sent.messages] == [
+        *turns[:1], {"content": ""} | {key: value for key, value in turns[1].items() if value is not None}, turns[2],
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="has neither content nor tool_calls"):
+        chat_body(CHAT | {"messages": [{"role": "assistant"}]})
+    with pytest.raises(UserError, match="tools go with messages"):
+        body_of({"input": "a", "tools": tools})
 
 
 def test_a_reply_goes_back_as_the_client_had_it() -> None:

@@ -59,9 +59,9 @@ class Inputs:
             if body.row is not None:
                 return [self._prompt(self._read(body.row))]
             assert body.messages is not None
-            turns = asked_turns([message.model_dump() for message in body.messages])
+            turns = asked_turns([message.model_dump(exclude_none=True) for message in body.messages])
             assert turns is not None
-            return [self._prompt(self._readers[0].asked(turns))]
+            return [self._prompt(self._readers[0].asked(turns, body.tools))]
         except Defect as defect:
             raise Rejected(
                 f"the input cannot be used: {defect}",

@@ -304,7 +304,7 @@ class RowReader:
         turns = asked_turns(without_json(self._target.whole_value(columns)))
         if turns is None:
             return Texts("", self._text(self._target, columns, [], []))
-        return replace(self.asked(_joined_turns(before, turns)), tools=self._tools(columns))
+        return self.asked(_joined_turns(before, turns), columns.get(TOOLS) if self._target.in_turns else None)
 
     def _tools(self, columns: Mapping[str, Any]) -> str:
         """Of a chat that a template writes. Raises Defect."""
@@ -337,10 +337,15 @@ class RowReader:
             turns = tuple(self._checked_turn(turn, changed) for turn in _joined_turns(before, own[:-1]))
         return written(turns), turns
 
-    def asked(self, turns: Sequence[Turn]) -> Texts:
-        """The same of turns. Raises Defect."""
+    def asked(self, turns: Sequence[Turn], tools: Any = None) -> Texts:
+        """The same of turns, with what the reply may call. Raises Defect."""
+        callable_tools = tools_of(tools)
+        if not self._target.in_turns:
+            of_text_alone(tuple(turns))
+            if callable_tools:
+                raise Defect("tools, which only a chat template writes")
         checked = tuple(self._checked_turn(turn, []) for turn in turns)
-        return Texts(written(checked), "", checked)
+        return Texts(written(checked), "", checked, callable_tools)
 
     def asked_text(self, text: str) -> Texts:
         """The same of a text that a template has made: of chats what the user says, of plain texts their beginning."""

@@ -23,6 +23,7 @@ from jobs.events import Event, JobPrepared
 from longhaul.preview import print_preview
 from service.answers.wording import sentence
 from tests.training.attempts import attempt, trained
+from tests.training.generation.test_generation import ask, outputs
 from tests.training.tasks.causal.test_rows import CHATML, LIMITS, LLAMA, encoded, texts_of, with_template
 from tests.training.tasks.causal.test_rows import folder as folder
 from tests.training.workplace import Workplace, dataset_of
@@ -555,3 +556,9 @@ def test_a_job_learns_to_think_and_to_call(workplace: Workplace) -> None:
     called = "<think>\nI should look.\n</think>\n\n" + CALLING["json"].call
     assert set(learned) == {called + EMPTY + "It rains.<|im_end|>"}
     assert attempt(run) == 0 and trained(run).step == run.plan().steps
+    asked = calling_chat(1, system=True, thinks=True, as_objects=False, empty="")[:-1]
+    heard = ask(run, messages=asked, tools=[WEATHER], max_new_tokens=2)
+    told = calling_chat(1, system=True, thinks=True, as_objects=True, empty="")[:-1]
+    stock: Any = AutoTokenizer.from_pretrained(run.model)
+    expected = stock.apply_chat_template(told, tools=[WEATHER], tokenize=False, add_generation_prompt=True)
+    assert [output.input for output in outputs(heard)] == [expected]
