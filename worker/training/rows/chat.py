@@ -103,8 +103,27 @@ def without_json(value: Any) -> Any:
         found = json.loads(value)
     except (ValueError, RecursionError):
         return value
-    is_chat = found and all(isinstance(turn, dict) and ("role" in turn or "from" in turn) for turn in found)
-    return found if is_chat else value
+    return found if is_chat(found) else value
+
+
+def turns_of_pair(prompt: Any, completion: Any) -> tuple[Turn, ...] | None:
+    """The turns of a prompt and its completion, where both are chats or their JSON; only the completion is learned.
+
+    None: they are none. Raises Defect as `turns_of`.
+    """
+    asked, answered = without_json(prompt), without_json(completion)
+    if not (is_chat(asked) and is_chat(answered)):
+        return None
+    return turns_of([*({**turn, "weight": 0} for turn in asked), *answered])
+
+
+def is_chat(value: Any) -> bool:
+    """Whether it is a list of turns, of which there is one."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(turn, dict) and ("role" in turn or "from" in turn) for turn in value)
+    )
 
 
 def turns_of(value: Any) -> tuple[Turn, ...] | None:

@@ -29,6 +29,8 @@ _JUDGED = frozenset({"completion", "response", "output", *CHAT_COLUMNS})
 """Columns beside which a truth value is KTO's: whether what stands there is good."""
 _PROMPTED = frozenset({"instruction", "prompt", *CHAT_COLUMNS})
 """Columns of formats that know a system prompt and a history."""
+_ORCA = frozenset({"question", "response"})
+"""Columns of OpenOrca, which knows a system prompt."""
 _ANSWERS, _TRUTH = frozenset({"accept", "reject", "ignore"}), frozenset({"true", "false"})
 _COUNTS = frozenset({"0", "1"})
 _NO = frozenset({"reject", "ignore", "false"})
@@ -111,7 +113,7 @@ def companions_of(
     def divides(column: ColumnValues) -> bool:
         return column.within(_SPLITS) and bool(column.different & _TRAIN)  # a file of test rows alone is meant as it is
 
-    prompted = recognized and not labelled and bool(known & _PROMPTED)
+    prompted = recognized and not labelled and (bool(known & _PROMPTED) or known >= _ORCA)
     verdict = first([_ANSWER], lambda column: column.within(_ANSWERS))
     if verdict is None and not labelled and known & _JUDGED:
         verdict = first(_LABEL, lambda column: column.within(_TRUTH))

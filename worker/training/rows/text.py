@@ -24,10 +24,12 @@ from worker.training.rows.chat import (
     Turn,
     asked_turns,
     chat_field,
+    is_chat,
     of_text_alone,
     tools_of,
     turns_before,
     turns_of,
+    turns_of_pair,
     without_json,
     written,
 )
@@ -268,7 +270,7 @@ class RowReader:
         changed: list[tuple[str, str]] = []
         odd = judged(columns, self._target.companions)
         before = self._before(columns)
-        turns = self._target.turns(columns) if self._input is None else None
+        turns = self._target.turns(columns) if self._input is None else self._pair(columns)
         if turns is not None:
             if not self._target.in_turns:
                 of_text_alone(turns)
@@ -299,6 +301,10 @@ class RowReader:
         """What the model reads of a row before it answers; the target may be missing. Raises Defect."""
         before = self._before(columns)
         if self._input is not None:
+            if self._in_pairs and is_chat(prompt := without_json(self._input.whole_value(columns))):
+                asked_of = asked_turns(prompt)
+                assert asked_of is not None
+                return self.asked(_joined_turns(before, asked_of), columns.get(TOOLS))
             input, asked = self._asked(columns, before, [], [])
             return Texts(input, "", asked if self._target.in_turns else ())
         turns = asked_turns(without_json(self._target.whole_value(columns)))
@@ -309,6 +315,18 @@ class RowReader:
     def _tools(self, columns: Mapping[str, Any]) -> str:
         """Of a chat that a template writes. Raises Defect."""
         return tools_of(columns.get(TOOLS)) if self._target.in_turns else ""
+
+    @property
+    def _in_pairs(self) -> bool:
+        """Whether input and target may both be turns of one chat."""
+        both = [each for each in (self._input, self._target) if each is not None]
+        return self._target.in_turns and all(each.alone and not each.placeholders[0].as_json for each in both)
+
+    def _pair(self, columns: Mapping[str, Any]) -> tuple[Turn, ...] | None:
+        """The turns of a prompt and its completion, as TRL writes chats. Raises Defect."""
+        if self._input is None or not self._in_pairs:
+            return None
+        return turns_of_pair(self._input.whole_value(columns), self._target.whole_value(columns))
 
     def _before(self, columns: Mapping[str, Any]) -> tuple[Turn, ...]:
         """The turns that those of the row itself follow. Raises Defect."""

@@ -86,6 +86,7 @@ PAIRS = (
     RowFormat("dialogue and summary", "{dialogue}", "{summary}"),
     RowFormat("text and summary", "{text}", "{summary}"),
     RowFormat("text and label", "{text}", "{label}"),
+    RowFormat("OpenOrca", "{question}", "{response}"),
 )
 """Rows with an input and a target, in order: the first whose columns are all there is meant."""
 WHOLE = (

@@ -30,7 +30,7 @@ from tests.training.workplace import Workplace, dataset_of
 from tests.training.workplace import of_rows as of_rows
 from worker.training.rows.chat import NO_CALL, NO_FUNCTIONS, REASONING
 from worker.training.rows.row import Defect
-from worker.training.rows.text import UNUSED_TOOLS
+from worker.training.rows.text import UNUSED_TOOLS, RowReader, template
 from worker.training.tasks.causal import builtin
 from worker.training.tasks.causal.rows import REPLIES_CUT, CausalEncoder, CausalTokenizer, tried
 from worker.training.tasks.causal.task import Causal
@@ -562,3 +562,33 @@ def test_a_job_learns_to_think_and_to_call(workplace: Workplace) -> None:
     stock: Any = AutoTokenizer.from_pretrained(run.model)
     expected = stock.apply_chat_template(told, tools=[WEATHER], tokenize=False, add_generation_prompt=True)
     assert [output.input for output in outputs(heard)] == [expected]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_prompt_and_a_completion_of_turns_are_one_chat(as_json: bool, words: Path, tmp_path: Path) -> None:
+    said = calling_chat(2, system=True, thinks=True, as_objects=True, empty="")
+    both = {"prompt": said[:-1], "completion": said[-1:]}
+    row = {key: json.dumps(turns) for key, turns in both.items()} if as_json else both
+    tokenizer = with_template(words, tmp_path, JSON_CALLS)
+    texts = texts_of(row | {"tools": [WEATHER]}, "prompt", "completion")
+    rows = CausalEncoder(tokenizer, {"input": 4000, "target": 4000}, everything=False).encode([texts])
+    stock: Any = AutoTokenizer.from_pretrained(tmp_path)
+    asked = stock.apply_chat_template(said[:-1], tools=[WEATHER], tokenize=False, add_generation_prompt=True)
+    assert runs(tokenizer, rows) == [[Learned(asked, EMPTY + "It rains.<|im_end|>")]]
+    reader = RowReader(template("prompt", ""), replace(template("completion", ""), in_turns=True), None)
+    assert tokenizer.chat.prompt(reader.read_asked(row | {"tools": [WEATHER]}))[0] == asked
+
+
+def test_rows_of_openorca_are_recognized_with_their_system_prompt(workplace: Workplace) -> None:
+    model_of(workplace, builtin.CHAT_TEMPLATE)
+    rows = [
+        {"id": f"cot.{n}", "system_prompt": "" if n % 2 else "Be brief.", "question": f"Why {n}?", "response": "So."}
+        for n in range(30)
+    ]
+    workplace.rows("orca.jsonl", rows)
+    run = workplace.job("orca.jsonl", model="./model", data={"validation": 0.2})
+    assert workplace.prepare(run)["data"]["kept"] == 30
+    [source] = run.preview().sources
+    assert (source.read_as, source.companions.system) == ("OpenOrca", "system_prompt")
+    texts = ["".join(span.text for span in row.spans) for row in source.rows[:2]]
+    assert ["Be brief." in text for text in texts] == [True, False]
