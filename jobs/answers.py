@@ -1,7 +1,7 @@
 """What the service answers, field by field: plain dictionaries, in which a newer service may have more.
 
-Routes return them, and `service/answers` makes the OpenAPI document of them: a field without NotRequired is
-always there. For a client they need no pydantic. OpenAI's names keep their meaning.
+Routes return them. `service/answers/__init__.py` describes them for the OpenAPI document; for a client they need no
+pydantic. A field without NotRequired is always there. OpenAI's names keep their meaning.
 """
 
 from importlib import import_module
@@ -40,7 +40,6 @@ Output = Annotated[Any, Declared("jobs.generation:Output")]
 PreparedSummary = Annotated[Any, Declared("jobs.dataset_report:PreparedSummary", "jobs.frozen:Empty")]
 Verdict = Annotated[Any, Declared("jobs.verdict:Verdict")]
 Worker = Annotated[Any, Declared("jobs.heartbeat:Worker")]
-Metrics = Annotated[MetricDict, Declared("jobs.metrics:MetricRow", "jobs.metrics:MetricPoint")]
 Settings = Annotated[JsonObject, Declared("jobs.sweeps.space:Settings")]
 ExportFormat = Annotated[str, Declared("jobs.export:ExportFormat")]
 Phase = Annotated[str, Declared("jobs.attempt:Phase")]
@@ -332,8 +331,7 @@ class EventList(Page):
 class MetricList(Page):
     """Rows in order of step; with `points`, the means of stretches."""
 
-    data: list[Metrics]
-    """The rows, or points."""
+    data: list[MetricDict]
 
 
 class CheckpointMetrics(TypedDict):

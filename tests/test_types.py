@@ -17,7 +17,6 @@ PASSED_ON = "keys of a request or parts of an answer, passed on as they are"
 REASONS = {
     "jobs/answers.py": "JsonObject: documents that are passed on",
     "jobs/generation.py": ROW,
-    "jobs/metrics.py": KEYWORDS,
     "jobs/record.py": "fields of a record that an event changes",
     "jobs/sweeps/space.py": "values of a job's keys",
     "jobs/sweeps/spec.py": "a job file that trials are made of",

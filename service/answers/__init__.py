@@ -1,5 +1,5 @@
 """What pydantic and the OpenAPI document are told of `jobs.answers`: every field by its docstring, that no answer has
-another field, and what an event of each type has as `data`.
+another field, and what an event of each type, a row of metrics and a point of them are.
 
 Rows of metrics, thousands in one answer, are only described; the tests validate those.
 """
@@ -14,12 +14,14 @@ from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import ConfigDict, Field, TypeAdapter, create_model
+from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypeAliasType, is_typeddict
 
 from jobs import answers
 from jobs.answers import ShownEvent
 from jobs.events import AnyFact, Fact
-from jobs.frozen import Frozen
+from jobs.frozen import Frozen, left_out
+from jobs.metrics import MetricRow
 
 
 def _describe() -> None:
@@ -64,6 +66,46 @@ if TYPE_CHECKING:
 else:
     EventOfType = TypeAliasType("Event", Annotated[reduce(or_, _MODELS), Field(discriminator="type")])
     answers.EventList.__annotations__["data"] = list[EventOfType]
+
+
+# -- rows of metrics ---------------------------------------------------------------------------------------------------
+# As they were written, or points that stand for many.
+
+
+class MetricPointBase(Frozen):
+    """Some fields of a row (`fields`); or, with `points`, the mean of each over a stretch of rows."""
+
+    step: int
+    """Optimizer steps done, at the end of the stretch."""
+    at: float
+    """Unix time of its last row, seconds."""
+    attempt: int
+    """The attempt that wrote that."""
+    first_step: int | SkipJsonSchema[None] = left_out()
+    """Step of its first row; of points alone."""
+    loss_min: float | SkipJsonSchema[None] = left_out()
+    """Lowest loss in it; of points alone, with `loss`."""
+    loss_max: float | SkipJsonSchema[None] = left_out()
+    """Highest loss in it; of points alone, with `loss`."""
+
+
+def _figures() -> dict[str, Any]:
+    """The other fields of a row, each of which may be left out."""
+    return {
+        name: (float | None, Field(default=None, description=field.description))
+        for name, field in MetricRow.model_fields.items()
+        if name not in MetricPointBase.model_fields
+    }
+
+
+if TYPE_CHECKING:
+    MetricPoint = MetricPointBase
+else:
+    MetricPoint = create_model("MetricPoint", __base__=MetricPointBase, __doc__=MetricPointBase.__doc__, **_figures())
+    answers.MetricList.__annotations__["data"] = Annotated[
+        list[MetricRow | MetricPoint], Field(description="The rows, or points.")
+    ]
+
 EVENT: TypeAdapter[ShownEvent] = TypeAdapter(EventOfType)
 EVENT_LIST = TypeAdapter(answers.EventList)
 GENERATION = TypeAdapter(answers.Generation)
