@@ -592,3 +592,13 @@ def test_rows_of_openorca_are_recognized_with_their_system_prompt(workplace: Wor
     assert (source.read_as, source.companions.system) == ("OpenOrca", "system_prompt")
     texts = ["".join(span.text for span in row.spans) for row in source.rows[:2]]
     assert ["Be brief." in text for text in texts] == [True, False]
+
+
+def test_an_answer_that_a_call_repeats_is_learned_from_its_beginning(words: Path, tmp_path: Path) -> None:
+    tokenizer = with_template(words, tmp_path, JSON_CALLS)
+    said = calling_chat(1, system=False, thinks=True, as_objects=True, empty="In Rome")[:2]
+    said[1]["tool_calls"][0]["function"]["arguments"] = {"city": "In Rome"}
+    texts = texts_of({"messages": said, "tools": [WEATHER]})
+    rows = CausalEncoder(tokenizer, {"input": 4000, "target": 4000}, everything=False, learn="answer").encode([texts])
+    [[run]] = runs(tokenizer, rows)
+    assert run.before.endswith("</think>\n\n") and run.text.startswith("In Rome<tool_call>")

@@ -261,12 +261,12 @@ class ChatFormat:
         if (found := text.find(answer, answer_at)) < 0:
             raise Defect(NOT_SAID)
         at = _end_of_calls(turns[-1], text, found + len(answer))
-        ends = [(found, token) for token in self.ends if (found := text.find(token, at)) >= 0]
+        ends = [(place, token) for token in self.ends if (place := text.find(token, at)) >= 0]
         if not ends:
             raise Defect(NO_END)
         at, token = min(ends)
-        if not text.startswith(answer, answer_at):
-            answer_at = text.rindex(answer, answer_at, at)
+        if not text.startswith(answer, answer_at):  # a short one may stand in what the template writes before it
+            answer_at = found if turns[-1].calls else text.rindex(answer, answer_at, at)
         return text, begin, answer_at, at + len(token)
 
     def _following(self, text: str, turns: Sequence[Turn], tools: str, otherwise: str) -> str:
@@ -408,7 +408,9 @@ def _left_out(
     said = [f"what turn {place} of all says" for place in range(len(shape))]
     called = [f"what turn {place} of all calls with" for place in range(len(shape))]
     turns = [
-        _calling(argument, content if has_content else "") if calls else Turn(role, content, False)
+        _calling(argument, content if has_content else "")
+        if calls
+        else Turn(role, content, False, call_id=_CALLED if role == TOOL else "")
         for (role, has_content, calls), content, argument in zip(shape, said, called, strict=True)
     ]
     try:
