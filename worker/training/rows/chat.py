@@ -250,7 +250,7 @@ def _turn(turn: Any) -> Turn | None:
     return None
 
 
-def _reasoning_of(turn: dict[str, Any], role: str) -> str:
+def _reasoning_of(turn: dict[str, object], role: str) -> str:
     """What a reply thought, apart from its content. Raises Defect where it is not text alone, or is no reply's."""
     found = [turn[each] for each in REASONING if turn.get(each)]
     if not found:
@@ -269,7 +269,7 @@ def _calls_of(called: Any) -> str:
     return json.dumps(calls, ensure_ascii=False, default=str)
 
 
-def _call_of(call: Any) -> dict[str, Any]:
+def _call_of(call: Any) -> dict[str, object]:
     if not isinstance(call, dict):
         raise Defect(NO_CALL)
     function = call["function"] if isinstance(call.get("function"), dict) else call
