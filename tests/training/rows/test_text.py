@@ -118,6 +118,7 @@ RECIPE = {"title": "Pie", "ingredients": ["apples", "flour"]}
         ({"dialogue": "a", "summary": "b"}, "a", "b"),
         ({"text": "a", "summary": "b"}, "a", "b"),
         ({"text": "a", "label": 3}, "a", "3"),
+        ({"question": "a", "response": "b"}, "a", "b"),
     ],
 )  # fmt: skip
 def test_the_usual_formats_are_recognized(columns: dict[str, Any], input: str, target: str) -> None:
