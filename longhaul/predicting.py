@@ -11,6 +11,7 @@ import json
 import math
 import os
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -48,8 +49,25 @@ class PredictionTask:
     """Keys of `POST /jobs/{job}/generate`, without inputs."""
 
 
-def predict(api: Longhaul, wanted: PredictionTask, *, on_answer: OnAnswer, on_trouble: Callable[[str], None]) -> int:
-    """Write a line for each row that has none yet. Returns how many lines the file has.
+@dataclass(frozen=True)
+class Predictions:
+    """What a complete file of answers holds."""
+
+    rows: int
+    """Lines of the file."""
+    errors: Counter[str]
+    """How many lines have this `error`."""
+
+    @property
+    def answered(self) -> int:
+        """Lines without an `error`."""
+        return self.rows - self.errors.total()
+
+
+def predict(
+    api: Longhaul, wanted: PredictionTask, *, on_answer: OnAnswer, on_trouble: Callable[[str], None]
+) -> Predictions:
+    """Write a line for each row that has none yet. Returns what the file then holds, with the lines of earlier calls.
 
     `on_answer` is told how many are written, with each answer. An outage of the service is waited for. Raises BadInput,
     ApiError.
@@ -70,7 +88,8 @@ def predict(api: Longhaul, wanted: PredictionTask, *, on_answer: OnAnswer, on_tr
                 f"another `longhaul predict` is writing {wanted.out}: give another file with --out"
             ) from None
         try:
-            return _answered(api, wanted, *_continued(api, wanted, state), on_answer, on_trouble)
+            _answer(api, wanted, *_continued(api, wanted, state), on_answer, on_trouble)
+            return _predictions(wanted.out)
         except ApiError:  # with nothing written there is nothing to continue, and other options may be accepted
             if not (wanted.out.exists() and wanted.out.stat().st_size):
                 wanted.out.unlink(missing_ok=True)
@@ -78,14 +97,20 @@ def predict(api: Longhaul, wanted: PredictionTask, *, on_answer: OnAnswer, on_tr
             raise
 
 
-def _answered(
+def _predictions(out: Path) -> Predictions:
+    with open(out, "rb") as lines:
+        errors = [json.loads(line).get("error") for line in lines]
+    return Predictions(len(errors), Counter(error for error in errors if error is not None))
+
+
+def _answer(
     api: Longhaul,
     wanted: PredictionTask,
     done: int,
     options: Mapping[str, Any],
     on_answer: OnAnswer,
     on_trouble: Callable[[str], None],
-) -> int:
+) -> None:
     patience = RetryPolicy(on_trouble)
     with open(wanted.rows, "rb") as source, open(wanted.out, "ab") as target:
         for rows in _requests(islice(_rows(source, wanted.rows), done, None)):
@@ -105,7 +130,6 @@ def _answered(
             if answer is not None:
                 on_answer(done, answer)
     _state_file(wanted).unlink()
-    return done
 
 
 def _answers(

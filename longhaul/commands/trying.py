@@ -10,9 +10,9 @@ from typing import Any
 
 from jobs.answers import Generation
 from jobs.text.units import format_number, format_share
-from longhaul.commands.command import LEFT, OK, Call, Commands, print_json
+from longhaul.commands.command import BAD_INPUT, LEFT, OK, Call, Commands, print_json
 from longhaul.jobfile import BadInput
-from longhaul.predicting import PredictionTask, parsed_row, predict
+from longhaul.predicting import Predictions, PredictionTask, parsed_row, predict
 
 SAMPLING: Mapping[str, tuple[type, str, str]] = {
     "top_p": (float, "P", "with --temperature: among tokens of this probability"),
@@ -31,6 +31,8 @@ OPTIONS: Mapping[str, tuple[type, str, str]] = {
 ONE_INPUT = "give one of a text, --file and --row, or the text on standard input"
 NOTHING = "(nothing)"
 """In place of an empty answer."""
+MOST_REASONS = 3
+"""Why rows have no answer: those that are named."""
 TITLES = {"trained": "after training", "base": "before training"}
 
 
@@ -154,14 +156,33 @@ def _predict(call: Call) -> int:
     with call.connect() as api:
         wanted = PredictionTask(call.given.id, call.given.file, call.given.out, _options(call))
         try:
-            rows = predict(api, wanted, on_answer=on_answer, on_trouble=call.note)
+            found = predict(api, wanted, on_answer=on_answer, on_trouble=call.note)
         except OSError as error:
             raise BadInput(f"{error.filename or call.given.out}: {error.strerror}") from None
         except KeyboardInterrupt:
             call.note("interrupted: the same command continues")
             return LEFT
-    return call.answer(
-        {"rows": rows, "out": str(call.given.out)}, lambda: call.say(f"{rows:,} rows answered, in {call.given.out}")
+    counts = {"rows": found.rows, "answered": found.answered, "errors": found.errors.total()}
+    call.answer(
+        {**counts, "reasons": found.errors, "out": str(call.given.out)},
+        lambda: call.say(f"{_counted(found)}, in {call.given.out}"),
+    )
+    if found.answered or not found.rows:
+        return OK
+    call.note(f"after correcting the rows, remove {call.given.out}, or give another file with --out")
+    return BAD_INPUT
+
+
+def _counted(found: Predictions) -> str:
+    """`51 of 60 rows answered; 9 have an error (missing body: 9)`."""
+    failed = found.errors.total()
+    if not failed:
+        return f"{found.rows:,} {'row' if found.rows == 1 else 'rows'} answered"
+    reasons = [f"{why}: {count:,}" for why, count in found.errors.most_common(MOST_REASONS)]
+    more = ", …" if len(found.errors) > MOST_REASONS else ""
+    return (
+        f"{found.answered:,} of {found.rows:,} rows answered; {failed:,} {'has' if failed == 1 else 'have'} an error "
+        f"({', '.join(reasons)}{more})"
     )
 
 

@@ -13,6 +13,7 @@ from jobs.generation import GenerateBody, Sampling
 from longhaul.commands.trying import OPTIONS, SAMPLING
 from longhaul.connection import ApiError
 from longhaul.jobfile import BadInput
+from longhaul.main import main
 from longhaul.predicting import PredictionTask, predict
 
 
@@ -32,7 +33,7 @@ class AnsweringApi:
 
 def predicted(api: AnsweringApi, rows: Path, out: Path, **options: Any) -> int:
     wanted = PredictionTask("job-1", rows, out, options)
-    return predict(cast("Any", api), wanted, on_answer=lambda *_: None, on_trouble=lambda _: None)
+    return predict(cast("Any", api), wanted, on_answer=lambda *_: None, on_trouble=lambda _: None).rows
 
 
 @pytest.fixture
@@ -184,3 +185,54 @@ def test_a_row_of_broken_unicode_gets_a_line_with_its_error(rows: Path, tmp_path
     for number, line in enumerate(written):
         assert ("surrogate" in line["error"]) if number in broken else line["text"] == f"of {number}"
     assert sum(len(body["rows"]) for body in api.bodies) == 40 - len(broken)
+
+
+class HalfMissingApi(AnsweringApi):
+    """As the service answers rows, of which those in `missing` lack their column."""
+
+    def __init__(self, missing: range) -> None:
+        super().__init__()
+        self.missing = missing
+
+    def __enter__(self) -> HalfMissingApi:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def generate(self, job: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        answer = super().generate(job, body)
+        for output in answer["outputs"]:
+            if body["rows"][output["index"]]["n"] in self.missing:
+                output |= {"text": "", "error": "missing body"}
+        return {**answer, "device": "cpu", "why": None, "tokens_per_s": None, "seed": None}
+
+
+@pytest.mark.parametrize(
+    ("missing", "said", "code"),
+    [
+        (range(0), "40 rows answered, in out.jsonl\n", 0),
+        (range(31, 32), "39 of 40 rows answered; 1 has an error (missing body: 1), in out.jsonl\n", 0),
+        (range(9), "31 of 40 rows answered; 9 have an error (missing body: 9), in out.jsonl\n", 0),
+        (range(40), "0 of 40 rows answered; 40 have an error (missing body: 40), in out.jsonl\n", 2),
+    ],
+)
+def test_rows_without_an_answer_are_counted_by_reason(
+    rows: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    missing: range,
+    said: str,
+    code: int,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("longhaul.commands.command.Call.connect", lambda _: HalfMissingApi(missing))
+    assert main(["predict", "job-1", rows.name, "--out", "out.jsonl"]) == code
+    out, errors = capsys.readouterr()
+    assert out == said
+    assert ("after correcting the rows, remove out.jsonl, or give another file with --out" in errors) == (code != 0)
+    assert main(["predict", "job-1", rows.name, "--out", "again.jsonl", "--json"]) == code
+    errors_by_reason = {"missing body": len(missing)} if missing else {}
+    counts = {"rows": 40, "answered": 40 - len(missing), "errors": len(missing), "reasons": errors_by_reason}
+    assert json.loads(capsys.readouterr().out) == counts | {"out": "again.jsonl"}
