@@ -217,7 +217,7 @@ class MemoryPlan(MemoryFigures):
             f"budget {budget} ({source[self.budget_source]}), {free} {left}",
             "model in float16, adapters in float32" if self.dtype == "float16" else None,
             self.setting,
-            f"longest row {self.input_tokens:,}/{self.target_tokens:,} tokens",
+            f"planned for rows of at most {self.input_tokens:,}/{self.target_tokens:,} tokens",
             f"{format_bytes(on_host)} of optimizer states in the host's memory" if on_host else None,
             self.disk.text if self.disk else None,
         ]

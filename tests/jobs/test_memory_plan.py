@@ -16,7 +16,7 @@ from tests.support.samples import PARTS, checked, memory_plan, prepared
 def test_a_plan_in_one_line() -> None:
     assert memory_plan().text == (
         "peak memory 26.0 GiB; budget 31.0 GiB (NVIDIA GeForce RTX 5090), 5.0 GiB to spare; "
-        "adamw_8bit, no recomputation, micro-batch 8; longest row 256/256 tokens"
+        "adamw_8bit, no recomputation, micro-batch 8; planned for rows of at most 256/256 tokens"
     )
     assert "(memory.budget), " in memory_plan(budget_source="job").text
     assert "(NVIDIA GeForce RTX 5090, assumed), " in memory_plan(budget_source="assumed").text
