@@ -25,7 +25,7 @@ _HEADLINES: Mapping[Outcome, str] = {
     "worse": "worse than before",
     "mixed": "better in one respect and worse in another",
     "no_better": "no better than before",
-    "commonest_class": "not surely better than its commonest class",
+    "commonest_class": "not surely better than always answering the commonest class",
     "writes_nothing": "but it writes nothing",
 }
 
@@ -100,7 +100,8 @@ class Verdict(Frozen):
         if against_commonest is not None and against_commonest.low <= 0:
             outcome = outcome if outcome == "worse" else "commonest_class"
             alone = metric_figure(metric, value - against_commonest.difference)
-            remark += f"; not surely better than always answering its commonest class ({alone})"
+            than = "worse than" if against_commonest.high < 0 else "not surely better than"
+            remark += f"; {than} always answering the commonest class ({alone})"
         text = f"{metric_words(metric)} {measured_text(metric, value, interval)}, {remark}"
         if all_empty:
             empty = f"all {all_empty:,} texts are empty" if all_empty > 1 else "its only text is empty"

@@ -132,11 +132,17 @@ def test_a_model_that_writes_nothing_is_never_called_better(against_base: dict[s
 
 
 @pytest.mark.parametrize(
-    ("commonest", "outcome"),
-    [((0.02, -0.01, 0.05), "commonest_class"), ((0.0, 0.0, 0.0), "commonest_class"), ((0.2, 0.1, 0.3), "better")],
+    ("commonest", "outcome", "than"),
+    [
+        ((0.02, -0.01, 0.05), "commonest_class", "not surely better than"),
+        ((0.0, 0.0, 0.0), "commonest_class", "not surely better than"),
+        ((-0.1, -0.2, 0.0), "commonest_class", "not surely better than"),
+        ((-0.2, -0.3, -0.1), "commonest_class", "worse than"),
+        ((0.2, 0.1, 0.3), "better", None),
+    ],
 )
-def test_a_classifier_that_is_no_better_than_its_commonest_class_says_so(
-    commonest: tuple[float, float, float], outcome: str
+def test_a_classifier_that_is_no_better_than_the_commonest_class_says_so(
+    commonest: tuple[float, float, float], outcome: str, than: str | None
 ) -> None:
     found = Verdict.of(
         "accuracy", 0.6, ConfidenceInterval(low=0.5, high=0.7), {"accuracy": change(0.3, 0.2, 0.4)}, base="new_head",
@@ -144,5 +150,5 @@ def test_a_classifier_that_is_no_better_than_its_commonest_class_says_so(
     )  # fmt: skip
     assert (found.outcome, found.warns) == (outcome, outcome != "better")
     assert "0.3000 better than the base model with an untrained head (0.2000 to 0.4000)" in found.text
-    said = f"; not surely better than always answering its commonest class ({0.6 - commonest[0]:.4f})"
-    assert found.text.endswith(said) == (outcome != "better")
+    said = f"; {than} always answering the commonest class ({0.6 - commonest[0]:.4f})"
+    assert found.text.endswith(said) == (than is not None)
