@@ -29,6 +29,10 @@ DAMAGED = "damaged"
 """Shown in place of a state where the run directory cannot be read. No state: nothing moves from or to it."""
 
 
+CANCEL_FIRST = "cancel it first, and delete it when it has ended"
+"""Why what has not ended is not deleted."""
+
+
 def is_open(shown: str) -> bool:
     """Whether a job that is shown so may still do something by itself, or when it is asked to."""
     return shown != DAMAGED and not Status(shown).terminal

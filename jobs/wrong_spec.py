@@ -63,6 +63,7 @@ ELSEWHERE = {
     "wandb_project": "integrations.wandb.project", "wandb_entity": "integrations.wandb.entity",
     "training_file": "data.train", "train_file": "data.train", "dataset": "data.train", "datasets": "data.train",
     "label": "data.target", "label_column": "data.target", "text_column": "data.input",
+    "source": "data.input", "source_column": "data.input", "target_column": "data.target",
     "dataset_text_field": "data.target", "validation_file": "data.validation", "val_set_size": "data.validation",
     "max_source_length": "data.max_input_tokens", "max_target_length": "data.max_target_tokens",
     "max_seq_length": "data.max_tokens", "max_length": "data.max_tokens", "sequence_len": "data.max_tokens",
@@ -261,7 +262,9 @@ def _nearest(
         return [key]
     if (nested := tuple(".".join(key).split("."))) in paths:
         return [nested]
-    if moved := [path for path in paths if path[-1] == key[-1]]:
+    lists = [path for path in _lists(model) if key[: len(path)] != path]  # `--set` reaches nothing in their items
+    settable = [path for path in paths if not any(path[: len(each)] == each != path for each in lists)]
+    if moved := [path for path in settable if path[-1] == key[-1]]:
         return moved
     legal = [path[-1] for path in paths if path[:-1] == key[:-1]]
     missing = [name for name in legal if wrong.get((*key[:-1], name), [{"type": None}])[0]["type"] == MISSING]
@@ -283,12 +286,28 @@ def _paths(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tupl
         yield from dict.fromkeys(path for part in _parts(field) for path in _paths(part, (*above, name)))
 
 
+def _lists(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The keys whose values are lists of objects."""
+    for name, field in model.model_fields.items():
+        items = [typing.get_args(each) for each in _forms(field.annotation) if typing.get_origin(each) is list]
+        for part in _parts(field):
+            if (part,) in items:
+                yield (*above, name)
+            yield from _lists(part, (*above, name))
+
+
 def _parts(field: FieldInfo) -> list[type[BaseModel]]:
     """The models of an object with keys of its own, one or several to choose from; none: it is something else."""
-    found = [field.annotation, *typing.get_args(field.annotation)]
+    found = _forms(field.annotation)
+    return list(dict.fromkeys(each for each in found if isinstance(each, type) and issubclass(each, BaseModel)))
+
+
+def _forms(annotation: Any) -> list[Any]:
+    """What a value may be: the annotation, and what it consists of."""
+    found = [annotation]
     for each in found:
         found += typing.get_args(each)
-    return list(dict.fromkeys(each for each in found if isinstance(each, type) and issubclass(each, BaseModel)))
+    return found
 
 
 def shorten(value: object) -> str:

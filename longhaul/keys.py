@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 
 from rich.console import Console
@@ -42,9 +43,8 @@ def keys_below(prefix: str, *, sweep: bool = False) -> list[Key]:
     known = list(keys(schema["properties"], schema["$defs"]))
     if sweep:
         known += keys(schema["$defs"]["Parameter"]["properties"], schema["$defs"], "space.KEY.")
-    found = [
-        key for key in known if key.name == prefix or key.name.startswith((f"{prefix}.", f"{prefix}[")) or not prefix
-    ]
+    plain = re.sub(r"\[\d*\]|\.\d+\b", "", prefix)  # the place in a list, as errors name it, or none
+    found = [key for key in known if not prefix or f"{key.name.replace('[]', '')}.".startswith(f"{plain}.")]
     if not found:  # a beginning, or a name without its part
         found = [key for key in known if key.name.startswith(prefix) or key.name.endswith(f".{prefix}")]
     if not found:

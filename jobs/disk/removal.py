@@ -12,6 +12,7 @@ from jobs.disk.event_log import event_log
 from jobs.disk.files import sync_folder
 from jobs.disk.rundir import RunDir
 from jobs.errors import Conflict, Damaged
+from jobs.state import CANCEL_FIRST
 
 log = logging.getLogger("longhaul.removal")
 PREFIX = "tmp-deleted-"
@@ -32,7 +33,7 @@ def move_away(run: RunDir) -> Path:
             log.warning("job %s is damaged and is deleted whatever its state was: %s", run.id, error)
         else:
             if not status.terminal:
-                raise Conflict(f"job {run.id} is {status}: cancel it first, and delete it when it has ended")
+                raise Conflict(f"job {run.id} is {status}: {CANCEL_FIRST}")
         if run.held():
             raise Conflict(f"the trainer of job {run.id} is still ending: try again in a moment")
         moved = run.path.with_name(f"{PREFIX}{run.id}-{uuid.uuid4().hex[:8]}")

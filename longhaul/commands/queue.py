@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jobs.answers import Job
-from jobs.state import DAMAGED, Status
+from jobs.state import CANCEL_FIRST, DAMAGED, Status, is_open
 from longhaul import tables
 from longhaul.commands.command import ACTS, Call, Commands, confirm
 from longhaul.jobfile import BadInput
@@ -143,6 +143,8 @@ def _delete(call: Call) -> int:
     with call.connect() as api:
         if not call.given.yes:
             job = api.get(call.given.id)
+            if is_open(job["status"]):  # nobody is asked about what is refused
+                raise BadInput(f"job {job['id']} is {job['status']}: {CANCEL_FIRST}")
             confirm(call, f"delete {job['name']} ({job['id']}, {job['status']}) with its model, checkpoints and log?")
         gone = api.delete(call.given.id)
     return call.answer(gone, lambda: call.say(f"{gone['id']} is deleted"))

@@ -10,10 +10,12 @@ from functools import partial
 
 from jobs.answers import Job, Sweep
 from jobs.errors import UserError
+from jobs.state import CANCEL_FIRST
 from jobs.sweeps.spec import parse_sweep
 from longhaul.api import ApiError, Longhaul, Unreachable
 from longhaul.commands.command import ACTS, JOB_ENDED_BADLY, LEFT, OK, Call, Commands, Run, confirm, print_json
 from longhaul.commands.submitting import NOT_SUBMITTED, check_first, rejected, unchecked
+from longhaul.jobfile import BadInput
 from longhaul.plan import too_few
 from longhaul.sweep_tables import follow_sweep, print_sweep, print_sweeps, watch_sweep
 from longhaul.sweepfile import EXAMPLE, read_sweep
@@ -192,6 +194,8 @@ def _delete(call: Call) -> int:
     with call.connect() as api:
         if not call.given.yes:
             sweep = api.sweep(call.given.sweep)
+            if sweep["finished_at"] is None:  # nobody is asked about what is refused
+                raise BadInput(f"sweep {sweep['id']} still runs: {CANCEL_FIRST}")
             jobs = f"the jobs of its {sum(sweep['trials'].values()):,} trials, their models and checkpoints"
             confirm(call, f"delete {sweep['name']} ({sweep['id']}, {sweep['status']}) with {jobs}?")
         gone = api.delete_sweep(call.given.sweep)

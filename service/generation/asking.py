@@ -48,7 +48,7 @@ class Asking:
     def _submit(self, job: str, body: GenerateBody, client: str) -> Request:
         run = self._actions.run(job)
         if body.checkpoint is None:
-            require_model(run)
+            require_model(run, or_checkpoint=True)
         self._actions.store.workers.require(role_of(KIND))
         asked = body.model_copy(update={"checkpoint": self._checkpoint(run, body.checkpoint)})
         return self._requests.submit(KIND, job, asked.model_dump(exclude_defaults=True), client=client)

@@ -96,16 +96,18 @@ def _checkpoint(run: RunDir, runs_name: str, step: int, name: str) -> Checkpoint
 # Why a job has no model, and what to do.
 
 
-def require_model(run: RunDir) -> None:
-    """Raises AnswerFailed (`no_model`) where the job has no model."""
+def require_model(run: RunDir, *, or_checkpoint: bool = False) -> None:
+    """Raises AnswerFailed (`no_model`) where the job has no model. `or_checkpoint`: the request could name one."""
     if not run.has_model():
-        message, hint = why_no_model(run.record())
+        message, hint = why_no_model(run.record(), or_checkpoint=or_checkpoint)
         raise AnswerFailed(409, "no_model", message, hint=hint)
 
 
-def why_no_model(record: JobRecord) -> tuple[str, str]:
-    """For people: what there is to say of the job, and a hint."""
-    job, checkpoints = record.id, f"name a checkpoint: `longhaul checkpoints {record.id}` lists those that it has"
+def why_no_model(record: JobRecord, *, or_checkpoint: bool = False) -> tuple[str, str]:
+    """For people: what there is to say of the job, and a hint. `or_checkpoint`: naming a checkpoint would do."""
+    job = record.id
+    named = f"name a checkpoint: `longhaul checkpoints {job}` lists those that it has"
+    checkpoint = named if or_checkpoint and record.checkpoint is not None else None
     if record.dry_run:
         return f"job {job} is a dry run, which trains nothing", f"`longhaul clone {job}` submits it for training"
     if record.kind == "evaluate":
@@ -119,6 +121,6 @@ def why_no_model(record: JobRecord) -> tuple[str, str]:
             f"`longhaul sweep show {record.sweep}` names the best; a sweep with `keep_models: all` keeps all models",
         )
     if record.status.terminal:
-        why = f"`longhaul show {job}` says why"
-        return f"job {job} has made no model", why if record.checkpoint is None else checkpoints
-    return f"job {job} has no model yet", f"wait for its end, or {checkpoints}"
+        return f"job {job} has made no model", checkpoint or f"`longhaul show {job}` says why"
+    wait = f"resume it: `longhaul resume {job}`" if record.status is Status.PAUSED else "wait for its end"
+    return f"job {job} has no model yet", f"{wait}, or {checkpoint}" if checkpoint else wait

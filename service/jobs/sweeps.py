@@ -21,6 +21,7 @@ from jobs.disk.rundir import RunDir
 from jobs.errors import Conflict, Damaged, NotFound, UserError
 from jobs.frozen import Part
 from jobs.redis.store import make_id
+from jobs.state import CANCEL_FIRST
 from jobs.sweeps import directory
 from jobs.sweeps.directory import SweepDir, list_sweeps
 from jobs.sweeps.events import SweepCancelRequested, SweepFact, SweepSubmitted
@@ -162,7 +163,7 @@ class Sweeps:
         found = self.find(sweep)
         record = found.record()
         if record.ended is None:
-            raise Conflict(f"sweep {sweep} still runs: cancel it first")
+            raise Conflict(f"sweep {sweep} still runs: {CANCEL_FIRST}")
         for trial in record.trials:
             for job in (*trial.jobs, *trial.replaced):
                 with suppress(NotFound):

@@ -155,6 +155,13 @@ def test_a_misspelt_key_is_named_before_the_one_that_is_missing_for_it(
     assert caught.value.hint is not None and caught.value.hint.startswith(f"did you mean {meant}? ")
 
 
+@pytest.mark.parametrize("key", ["weight", "data.weight"])
+def test_no_key_is_meant_that_only_items_of_a_list_have(key: str) -> None:
+    with pytest.raises(UserError, match="unknown key") as caught:
+        parse_spec(with_key(key, 1))
+    assert caught.value.hint == KEYS_OF_A_JOB
+
+
 def test_all_errors_are_named_at_once_with_the_key_that_was_meant() -> None:
     with pytest.raises(UserError) as caught:
         parse_spec(
@@ -225,6 +232,7 @@ def test_a_key_is_repeated_whatever_its_name_and_does_nothing_to_a_terminal(key:
     [
         ("seed", "training.seed"), ("train", "data.train"), ("gpu_name", "resources.gpu_name"),
         ("training.optimizer", "memory.optimizer"), ("data.model", "model"),
+        ("data.source", "data.input"), ("source_column", "data.input"), ("target_column", "data.target"),
         ("training.every_steps", "log.every_steps or checkpoint.every_steps or evaluation.every_steps"),
     ],
 )  # fmt: skip

@@ -351,6 +351,8 @@ def test_every_key_of_a_job_is_listed(run: Run) -> None:
     assert set(listed) == {key["name"] for key in known.values() if "." in key["name"] or not key["holds_keys"]}
     assert "data.train  string, 1 to 1,024 characters or list of object; required" in run("keys", "data.tr")
     assert "default 512" in run("keys", "max_input_tokens")
+    for written in ("data.train.source", "data.train[].source", "data.train.0.source"):
+        assert run("keys", written).startswith("data.train[].source  string")
     for written, meant in [
         ("traning", "training"),
         ("training.epohcs", "training.epochs"),
@@ -374,12 +376,14 @@ def test_the_next_page_has_the_same_filters(run: Run, service: Service) -> None:
 
 def test_what_is_removed_is_asked_about(run: Run, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     job = service.submit()
+    for options in ([], ["--yes"]):
+        refused = run("delete", job, *options, code=2)
+        assert f"job {job} is validating: cancel it first" in refused and "add --yes" not in refused
+    service.append(job, JobCancelled())
     assert "add --yes" in run("delete", job, code=2)
     monkeypatch.setattr(sys, "stdin", FakeTerminal("n\n"))
     refused = run("delete", job, code=2)
-    assert f"delete tiny ({job}, validating)" in refused and "nothing was deleted" in refused
-    assert "validating" in run("delete", job, "--yes", code=2), "only of an ended job"
-    service.append(job, JobCancelled())
+    assert f"delete tiny ({job}, cancelled)" in refused and "nothing was deleted" in refused
     monkeypatch.setattr(sys, "stdin", FakeTerminal("y\n"))
     assert f"{job} is deleted" in run("delete", job)
     assert not service.run(job).exists()

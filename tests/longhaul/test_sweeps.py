@@ -272,7 +272,8 @@ def test_a_sweep_is_cancelled_repeated_and_deleted(run: Run, service: Service, m
     sweep = seed_sweep(service, ended=False)
     assert run("sweep", "cancel", sweep) == f"{sweep} is running, cancel requested\n"
     assert "running (cancel requested)" in run("sweep", "show", sweep)
-    assert "cancel it first" in run("sweep", "delete", sweep, "--yes", code=2)
+    for options in ([], ["--yes"]):
+        assert f"sweep {sweep} still runs: cancel it first" in run("sweep", "delete", sweep, *options, code=2)
     again = run("sweep", "repeat", sweep, "--json")
     assert (again["max_trials"], again["parameters"]) == (5, ["training.seed"])
     other = run("sweep", "repeat", sweep, "--trial", "2", "--seeds", "3", "--json")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from jobs.events import (
+    AnyFact,
     AttemptEnded,
     AttemptStarted,
     CheckpointSaved,
     Fault,
     JobFailed,
+    JobPaused,
     JobQueued,
     JobSucceeded,
     JobValidated,
@@ -22,29 +26,38 @@ from tests.support.samples import checked, prepared
 STARTED = (checked(), prepared(4), JobQueued(), AttemptStarted(worker="w", device="cpu"))
 
 
-def asked(service: Service, job: str) -> tuple[str, str]:
-    answer = service.post(f"/jobs/{job}/generate", json={"input": "leeks"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "no_model")
-    return answer.json()["error"]["message"], answer.json()["error"]["hint"]
+SAVED = CheckpointSaved(step=10, path="checkpoints/step-00000010", bytes=600, seconds=0.1)
+INTERRUPTED = (AttemptEnded(reason="interrupted", step=10), JobPaused())
+CRASHED = (AttemptEnded(reason="crash", step=10), JobFailed(error=Fault(code="crash", message="m")))
 
 
-def test_a_job_at_work_will_have_one(service: Service) -> None:
+@pytest.mark.parametrize(
+    ("facts", "hint", "or_checkpoint"),
+    [
+        ((), "wait for its end", False),
+        ((*STARTED, SAVED), "wait for its end", True),
+        ((*STARTED, *INTERRUPTED), "resume it: `longhaul resume {job}`", False),
+        ((*STARTED, SAVED, *INTERRUPTED), "resume it: `longhaul resume {job}`", True),
+        ((*STARTED, *CRASHED), "`longhaul show {job}` says why", False),
+        ((*STARTED, SAVED, *CRASHED), "`longhaul show {job}` says why", True),
+    ],
+)
+def test_a_checkpoint_is_advised_where_there_is_one_and_it_can_be_named(
+    service: Service, facts: Sequence[AnyFact], hint: str, or_checkpoint: bool
+) -> None:
     job = service.submit()
-    assert asked(service, job) == (
-        f"job {job} has no model yet",
-        f"wait for its end, or name a checkpoint: `longhaul checkpoints {job}` lists those that it has",
-    )
-
-
-def test_a_job_that_failed_may_have_checkpoints(service: Service) -> None:
-    job = service.submit()
-    saved = CheckpointSaved(step=10, path="checkpoints/step-00000010", bytes=600, seconds=0.1)
-    ended = AttemptEnded(reason="crash", step=10), JobFailed(error=Fault(code="crash", message="m"))
-    service.append(job, *STARTED, saved, *ended)
-    assert asked(service, job)[1] == f"name a checkpoint: `longhaul checkpoints {job}` lists those that it has"
-    other = service.submit()
-    service.append(other, *STARTED, *ended)
-    assert asked(service, other)[1] == f"`longhaul show {other}` says why"
+    service.append(job, *facts)
+    answers = {
+        path: service.post(f"/jobs/{job}/{path}", json=body)
+        for path, body in (("generate", {"input": "leeks"}), ("exports", {"format": "gguf"}))
+    }
+    told = {path: answer.json()["error"] for path, answer in answers.items()}
+    assert {each["code"] for each in told.values()} == {"no_model"}
+    assert told["exports"]["hint"] == hint.format(job=job)
+    checkpoint = f"name a checkpoint: `longhaul checkpoints {job}` lists those that it has"
+    ended = any(isinstance(each, JobFailed) for each in facts)
+    with_one = checkpoint if ended else f"{hint.format(job=job)}, or {checkpoint}"
+    assert told["generate"]["hint"] == (with_one if or_checkpoint else hint.format(job=job))
 
 
 @pytest.mark.parametrize("path", ["generate", "exports"])
