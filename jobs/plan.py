@@ -338,12 +338,13 @@ class Plan(Frozen):
         if self.limited_by != "epochs" or not 0 < self.steps < FEW_STEPS:
             return None
         seen = self.data.rows * training.epochs
-        smaller = 1 << max(0, (seen // FEW_STEPS).bit_length() - 1)
-        epochs = math.ceil(FEW_STEPS * training.batch_size / self.data.rows)
-        remedy = f"batch_size={smaller}" if seen >= FEW_STEPS and smaller < training.batch_size else f"epochs={epochs}"
+        smaller = min(training.batch_size, 1 << max(0, (seen // FEW_STEPS).bit_length() - 1))
+        epochs = max(training.epochs, math.ceil(FEW_STEPS * smaller / self.data.rows))
+        changed = {"batch_size": (training.batch_size, smaller), "epochs": (training.epochs, epochs)}
+        remedy = " and ".join(f"training.{key}={value}" for key, (was, value) in changed.items() if value != was)
         steps, rows = self.steps, self.data.rows
         made_of = f"rows: {rows:,}, epochs: {training.epochs:,}, batch size: {training.batch_size:,}"
-        return f"only {steps} {'step' if steps == 1 else 'steps'} ({made_of}): try training.{remedy}"
+        return f"only {steps} {'step' if steps == 1 else 'steps'} ({made_of}): try {remedy}"
 
     def few_held_out(self, spec: JobSpec) -> str | None:
         """For people, where too few rows are held out to say whether the model is better: how many, and what makes
