@@ -112,6 +112,16 @@ def format_share(share: float) -> str:
     return f"{_plain(shown)} %"
 
 
+def shares_alike(*shares: float) -> list[str]:
+    """Shares that are compared, each with one digit after the point: `87.0 %`, `12.9 %`, `< 0.1 %`; no part is called
+    all or nothing."""
+    bounds = {0.0: "< 0.1 %", 100.0: "> 99.9 %"}
+    return [
+        bounds[near] if (near := round(100 * share, 1)) in bounds and 100 * share != near else f"{near:.1f} %"
+        for share in shares
+    ]
+
+
 def format_number(value: float, digits: int = 4) -> str:
     """A loss, a rate, a setting: `1.912`, `0.5`, `14,732`, `8.85e-4`. From 1,000 on a whole number."""
     if not value or not math.isfinite(value):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.answers import Generation
-from jobs.text.units import format_number, format_share
+from jobs.text.units import format_number, shares_alike
 from longhaul.commands.command import BAD_INPUT, LEFT, OK, Call, Commands, print_json
 from longhaul.jobfile import BadInput
 from longhaul.predicting import Predictions, PredictionTask, parsed_row, predict
@@ -31,6 +31,10 @@ OPTIONS: Mapping[str, tuple[type, str, str]] = {
 ONE_INPUT = "give one of a text, --file and --row, or the text on standard input"
 NOTHING = "(nothing)"
 """In place of an empty answer."""
+GIVEN, NO_LABEL = "the model gives", "the model gives no label: none is above 50 %"
+"""Above the labels of a classifier, as on the page (`try.js`)."""
+MOST_LABELS = 10
+"""Of a classifier: those that are shown."""
 MOST_REASONS = 3
 """Why rows have no answer: those that are named."""
 TITLES = {"trained": "after training", "base": "before training"}
@@ -114,9 +118,11 @@ class _Shown:
                 self._wrote |= bool(data["text"].strip())
             case "output" if data["labels"] is not None:
                 self._begin(data["model"])
-                width = max(len(each["label"]) for each in data["labels"])
-                for each in data["labels"][:10]:
-                    self._print(f"{each['label']:{width}}  {format_share(each['probability']):>8}\n")
+                self._print(f"{GIVEN}: {data['text']}\n" if data["text"] else f"{NO_LABEL}\n")
+                shown = data["labels"][:MOST_LABELS]
+                width = max(len(each["label"]) for each in shown)
+                for each, share in zip(shown, shares_alike(*(each["probability"] for each in shown)), strict=True):
+                    self._print(f"{each['label']:{width}}  {share:>8}\n")
             case "output":
                 self._begin(data["model"])
                 if not self._wrote and (self._titled or self._call.console.is_terminal):

@@ -29,11 +29,16 @@ from jobs.text.units import (
     format_parameters,
     format_rate,
     format_share,
+    shares_alike,
 )
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("jobs", "service", "worker", "longhaul", "benchmarks")
 H = 3600
+SHARES_ALIKE = [
+    (1.0, "100.0 %"), (0.99991, "> 99.9 %"), (0.87, "87.0 %"), (0.129, "12.9 %"), (0.0006, "0.1 %"),
+    (0.0004, "< 0.1 %"), (0.0, "0.0 %"),
+]  # fmt: skip
 SHARES = [
     (0, "0 %"), (1, "100 %"), (0.5, "50 %"), (0.1512, "15.1 %"), (0.998, "99.8 %"), (0.9996, "> 99.9 %"),
     (0.0994, "9.9 %"), (0.01, "1 %"), (0.0099, "0.99 %"), (0.0035, "0.35 %"), (0.00002, "0.002 %"), (2.5, "250 %"),
@@ -108,6 +113,10 @@ def test_shares_are_percentages_and_no_part_is_called_nothing_or_all(share: floa
     assert format_share(share) == text
 
 
+def test_shares_that_are_compared_have_one_precision() -> None:
+    assert shares_alike(*(share for share, _ in SHARES_ALIKE)) == [text for _, text in SHARES_ALIKE]
+
+
 @pytest.mark.parametrize(("value", "text"), [*NUMBERS, (math.nan, "nan")])
 def test_numbers_have_four_significant_digits_and_small_ones_a_power_of_ten(value: float, text: str) -> None:
     assert format_number(value) == text
@@ -121,10 +130,10 @@ def test_the_scripts_of_the_pages_write_them_alike() -> None:
         for name, file in (("figure", "charts.js"), ("share", "try.js"))
     )
     assert figure and share
-    program = f"{figure[1]}\n{share[1]}\nconst [numbers, shares] = {json.dumps([NUMBERS, SHARES])};\n"
+    program = f"{figure[1]}\n{share[1]}\nconst [numbers, shares] = {json.dumps([NUMBERS, SHARES_ALIKE])};\n"
     program += "console.log(JSON.stringify([numbers.map(([v]) => figure(v)), shares.map(([v]) => share(v))]));"
     found = subprocess.run(["node", "-e", program], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert json.loads(found) == [[text for _, text in NUMBERS], [text for _, text in SHARES]]
+    assert json.loads(found) == [[text for _, text in NUMBERS], [text for _, text in SHARES_ALIKE]]
 
 
 def test_fewer_digits_can_be_asked_for() -> None:

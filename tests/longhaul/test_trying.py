@@ -41,6 +41,28 @@ def test_an_empty_answer_alone_is_said_beside_standard_output_where_that_is_a_fi
 
 
 @pytest.mark.parametrize(
+    ("text", "probabilities", "first"),
+    [
+        ("mail", (0.7, 0.25), "the model gives: mail"),
+        ("mail; network", (0.7, 0.6), "the model gives: mail; network"),
+        ("", (0.446, 0.4), "the model gives no label: none is above 50 %"),
+    ],
+)
+def test_a_classifier_says_which_labels_it_gives_above_all_of_them(
+    text: str, probabilities: tuple[float, float], first: str
+) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=80, color_system=None)
+    names = zip(("mail", "network"), probabilities, strict=True)
+    labels = [{"label": name, "probability": each} for name, each in names]
+    screen = _Shown(Call(argparse.Namespace(), {}, console, console), titled=False)
+    screen.part("output", {"model": "trained", "labels": labels, "text": text})
+    said, *listed = out.getvalue().splitlines()
+    assert said == first
+    assert listed == [f"mail       {100 * probabilities[0]:.1f} %", f"network    {100 * probabilities[1]:.1f} %"]
+
+
+@pytest.mark.parametrize(
     ("words", "name", "value"),
     [
         ("try cats --base late", "text", "late"),

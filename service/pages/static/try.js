@@ -29,13 +29,17 @@ function tile(model) {
   return text;
 }
 
-// As format_share in jobs/text/units.py.
+// As shares_alike in jobs/text/units.py.
 function share(part) {
-  const percent = 100 * part;
-  if (part < 1 && percent >= 99.95) return "> 99.9 %";
-  return `${Number(percent >= 0.995 ? percent.toFixed(1) : percent.toPrecision(2))} %`;
+  const near = (100 * part).toFixed(1);
+  if (near === "100.0" && part < 1) return "> 99.9 %";
+  return near === "0.0" && part > 0 ? "< 0.1 %" : `${near} %`;
 }
-const classes = (labels) => labels.slice(0, 10).map((each) => `${each.label}  ${share(each.probability)}`).join("\n");
+
+function classes(labels, given) {
+  const list = labels.slice(0, 10).map((each) => `${each.label}  ${share(each.probability)}`);
+  return [given ? `The model gives: ${given}` : "The model gives no label: none is above 50 %", ...list].join("\n");
+}
 
 function how(answer) {
   const place = answer.device === "cpu" ? "the CPU" : "the GPU";
@@ -49,7 +53,7 @@ function part(type, data) {
   else if (type === "loading") status.textContent = "Loading the model …";
   else if (type === "loaded") status.textContent = "Answering …";
   else if (type === "text") tile(data.model).textContent += data.text;
-  else if (type === "output" && data.labels) tile(data.model).textContent = classes(data.labels);
+  else if (type === "output" && data.labels) tile(data.model).textContent = classes(data.labels, data.text);
   else if (type === "output") tile(data.model).textContent = data.text;
   else if (type === "done") status.textContent = how(data);
   else if (type === "error") refuse(data.error);

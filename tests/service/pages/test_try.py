@@ -88,8 +88,15 @@ def test_a_classifier_is_asked_without_what_only_writers_have(
     page.goto(f"{service.url}/jobs/{job}?tab=try")
     page.get_by_label("Text").fill("My kettle leaks")
     assert page.locator("#try input[type=number]").count() == 0
-    worker, taken = answering(redis_url, [("output", {**OUTPUT, "model": "trained", "text": "bug"}), ("done", DONE)])
+    labels = [{"label": "bug", "probability": 0.446}, {"label": "wish", "probability": 0.00012}]
+    outputs = [
+        ("output", {**OUTPUT, "model": model, "text": text, "labels": labels})
+        for model, text in (("trained", "bug"), ("base", ""))
+    ]
+    worker, taken = answering(redis_url, [*outputs, ("done", DONE)])
     page.get_by_role("button", name="Ask").click()
-    expect(page.locator("#try-answers .tile")).to_contain_text("bug")
+    trained, base = page.locator("#try-answers .tile[data-model=trained]"), page.locator("[data-model=base]")
+    expect(trained).to_contain_text("The model gives: bug\nbug  44.6 %\nwish  < 0.1 %", use_inner_text=True)
+    expect(base).to_contain_text("The model gives no label: none is above 50 %\nbug  44.6 %", use_inner_text=True)
     worker.join()
     assert [request.payload for request in taken] == [{"input": "My kettle leaks", "stream": True}]
