@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +15,8 @@ from jobs.text.schemas import REQUIRED, Schema, kinds, line, object_of, part, va
 
 LONG = 1024
 """Characters from which on a text is given more than one line."""
+_SETTING = r"""--set (?:'[^']*'|"[^"]*"|[\w@%+=:,./-])+"""  # a word as shlex.quote writes it
+_SETTINGS = re.compile(rf"(?P<verb>\b[Aa]dd )?(?P<settings>{_SETTING}(?: {_SETTING})*)")
 _DISCRETE = {"boolean", "null"}
 
 
@@ -131,6 +135,17 @@ def _choices(schema: Schema) -> list[str]:
         else:
             return []
     return found
+
+
+def in_fields(text: str) -> str:
+    """A hint in the words of the page: `Add --set data.input=body` becomes `Set data.input = body`."""
+    return _SETTINGS.sub(_settings, text)
+
+
+def _settings(found: re.Match[str]) -> str:
+    verb = {"Add ": "Set ", "add ": "set "}.get(found["verb"] or "", "")
+    *before, last = (each.replace("=", " = ", 1) for each in shlex.split(found["settings"]) if each != "--set")
+    return verb + (f"{', '.join(before)} and {last}" if before else last)
 
 
 def filled_in(spec: JobSpec) -> dict[str, str]:

@@ -35,7 +35,8 @@ MODELS_TO_TRY: Mapping[RowKind, Mapping[str, str]] = {
 
 
 def kind_of(plan: Plan, preview: DataPreview) -> RowKind:
-    """What the rows of a checked job were taken for."""
-    if plan.task == "classification":
+    """What the rows of a checked job were taken for; where it writes, `labels_noticed` says that its targets look like
+    labels."""
+    if plan.task == "classification" or preview.labels_noticed:
         return "labels"
     return "whole" if preview.sources[0].input is None else "pairs"

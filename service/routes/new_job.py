@@ -16,7 +16,7 @@ from jobs.spec import JobSpec
 from service.answers.conversion import job_answer
 from service.files.uploads import Uploads
 from service.jobs.actions import Actions
-from service.pages.job_form import changes, fields, filled_in, groups
+from service.pages.job_form import changes, fields, filled_in, groups, in_fields
 from service.pages.models_to_try import MODELS_TO_TRY, RECOGNIZERS, RowKind, kind_of
 from service.pages.render import Renderer
 from service.routes.pages import page_routes
@@ -58,7 +58,7 @@ def routes(actions: Actions, uploads: Uploads, render: Renderer) -> APIRouter:
         """The form, filled in as in the dry run `check`, as in the job `clone`, or with the rows `data`.
 
         `shown`: an older dry run, of which plan and preview are shown until `check` has its own. `kind`: what the rows
-        were recognized as. `recognize`: that is what `check` is for, and its model nobody's choice.
+        were recognized as before. `recognize`: that is what `check` is for, and its model nobody's choice.
         """
         source = job_of(clone) if clone else None
         checked = dry_run(check) if check else None
@@ -69,8 +69,12 @@ def routes(actions: Actions, uploads: Uploads, render: Renderer) -> APIRouter:
         complete = checked is not None and checked["status"] == "validated"
         plan, preview = found_out(checked if complete else older)
         error = checked["error"] if checked else None
-        if checked and error and recognize and error.code == "no_usable_columns":
-            error = error if checked["model"] == RECOGNIZERS[-1] else None  # the next recognizer is asked
+        if checked and error:
+            hint = error.hint and in_fields(error.hint)
+            error = error.model_copy(update={"message": in_fields(error.message), "hint": hint})
+            checked = {**checked, "error": error}
+            if recognize and error.code == "no_usable_columns" and checked["model"] != RECOGNIZERS[-1]:
+                error = None  # the next recognizer is asked
         unread = found_out(checked)[1] if error else None
         if unread and unread.unrecognized:
             preview = unread
@@ -80,7 +84,7 @@ def routes(actions: Actions, uploads: Uploads, render: Renderer) -> APIRouter:
         given = filled_in(began["spec"]) if began and began["spec"] else {"data.train": data}
         given["model"] = began["model"] if began and not recognize else ""
         if complete and plan and preview:
-            kind = kind or kind_of(plan, preview)
+            kind = kind_of(plan, preview)
         plain = [each for each in DATA_SUFFIXES if not each.endswith((".gz", ".zst"))]
         # A link on a page of another address, or in a chat, names rows but has nothing done with them.
         own = request.headers.get("sec-fetch-site") == "same-origin"
@@ -91,7 +95,8 @@ def routes(actions: Actions, uploads: Uploads, render: Renderer) -> APIRouter:
             endings=DATA_SUFFIXES, plain_endings=plain, most_bytes=uploads.most, recognizers=RECOGNIZERS,
             uploaded=uploads.page("", UPLOADS_LISTED)[0], source=source, began_with=_minimal(source),
             changed=_changed(source, checked), begins=begins, checked=checked, recognize=recognize,
-            unattended=unattended, stale=not complete and preview is not unread, error=error,
+            unattended=unattended, in_fields=in_fields,
+            stale=not complete and preview is not unread, error=error,
             at=_field_of(error), plan=None if recognize else plan, preview=preview, report=None,
             kind=kind, models=MODELS_TO_TRY[kind] if kind else {}, event_types=" ".join(EVENT_TYPES),
         )  # fmt: skip

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
+
+import pytest
 
 from jobs.spec import JobSpec
 from jobs.text.schemas import keys
-from service.pages.job_form import Field, Switch, changes, fields, filled_in
+from service.pages.job_form import Field, Switch, changes, fields, filled_in, in_fields
 
 SWITCHED = {"integrations.wandb": "true", "training.early_stopping": "false"}
 """Parts that can be switched off, and whether they are on by default."""
@@ -55,3 +58,18 @@ def test_only_what_differs_from_the_defaults_is_filled_in() -> None:
     }  # fmt: skip
     assert changes(spec(), job)[0] == ("metadata", "{}", '{"team": "kitchen"}')
     assert changes(job, job) == []
+
+
+@pytest.mark.parametrize(
+    ("hint", "said"),
+    [
+        ("Add --set 'data.input={body}' --set data.target=queue --set task.multi_label=true",
+         "Set data.input = {body}, data.target = queue and task.multi_label = true"),
+        ("to learn it: --set " + shlex.quote("data.target={it's}"), "to learn it: data.target = {it's}"),
+        ("to learn each, add --set task.multi_label=true", "to learn each, set task.multi_label = true"),
+        ("say which: --set 'task.labels=[-1,0,1]' learns three", "say which: task.labels = [-1,0,1] learns three"),
+        ("take a model for it; add names", "take a model for it; add names"),
+    ],
+)  # fmt: skip
+def test_a_hint_for_the_command_line_names_fields_on_the_page(hint: str, said: str) -> None:
+    assert in_fields(hint) == said

@@ -46,7 +46,9 @@ def row(number: int, source: str, target: str, spans: Sequence[SpanPreview] = ()
     return RowPreview(number=number, input=text(source), target=text(target), rewritten={}, spans=tuple(spans))
 
 
-def validate(service: Service, job: str, *rows: RowPreview, read_as: str = "input and target") -> None:
+def validate(
+    service: Service, job: str, *rows: RowPreview, read_as: str = "input and target", labels_noticed: str = ""
+) -> None:
     """What check leaves of a dry run that is in order."""
     run = service.run(job)
     data = DataPlan(train="rows.jsonl", input="{input}", target="{target}", rows=64)
@@ -54,7 +56,7 @@ def validate(service: Service, job: str, *rows: RowPreview, read_as: str = "inpu
         name="rows.jsonl", weight=1.0, read_as=read_as, input="{input}", target="{target}",
         rows=[*rows] or [row(1, "a question", "an answer")],
     )  # fmt: skip
-    run.write_preview(DataPreview(sources=[source]))
+    run.write_preview(DataPreview(sources=[source], labels_noticed=(labels_noticed,) if labels_noticed else ()))
     run.write_plan(make_plan(run.spec(), ModelPlan(source="m", parameters=10), data, "cuda", memory_plan()))
     service.append(job, checked(memory=memory_plan().summary()), JobValidated())
 
@@ -256,6 +258,38 @@ def test_columns_that_nobody_recognizes_are_asked_for(service: Service, watched:
     page.locator("[name='data.train']").fill("others.csv")
     expect(page.get_by_label("Which column is the input?")).to_have_value("")
     expect(page.get_by_label("Which one is the target?")).to_have_value("")
+
+
+def test_labels_are_offered_classifiers_and_hints_name_fields(service: Service, watched: WatchedPage) -> None:
+    has_checker(service)
+    page = watched.page
+    watched.expected = ["404"]  # a page of a dry run that is gone
+    page.goto(f"{service.url}/new?data=tickets.csv")
+    page.locator("[name='data.train']").press("Enter")
+    hint = (
+        "looks like 4 labels: classify `body` by `queue`? "
+        "Add --set 'data.input={body}' --set 'data.target={queue}' --set model=builtin:roberta-tiny"
+    )
+    fault = Fault(code="no_usable_columns", message="no columns are recognized", param="data.input", hint=hint)
+    raw = UnrecognizedSource(name="tickets.csv", columns=("body", "queue"), rows=[{"body": "Help", "queue": "mail"}])
+    last = ""
+    for _ in range(2):
+        last = shown_check(watched, last)
+        service.run(last).write_preview(DataPreview(sources=[], unrecognized=(raw,)))
+        service.append(last, JobFailed(error=fault))
+    expect(page.locator("[id='error-data.input']")).to_contain_text(
+        "Set data.input = {body}, data.target = {queue} and model = builtin:roberta-tiny"
+    )
+    page.locator("#columns-data\\.input").get_by_role("button", name="body").click()
+    page.locator("#columns-data\\.target").get_by_role("button", name="queue").click()
+    named = shown_check(watched, last)
+    validate(service, named, labels_noticed="labels look like several; to learn each, add --set task.multi_label=true")
+    chosen = shown_check(watched, named)
+    assert service.run(chosen).spec().model == "answerdotai/ModernBERT-base", "what is suggested first for labels"
+    expect(page.locator("#preview")).to_contain_text("to learn each, set task.multi_label = true")
+    expect(page.locator("#models [data-model='builtin:roberta-tiny']")).to_be_visible()
+    validate(service, chosen)  # nothing looks like labels any more, as after other columns
+    expect(page.locator("#models [data-model='builtin:t5-tiny']")).to_be_visible()
 
 
 def test_what_is_typed_outlives_a_check_that_is_deleted(service: Service, watched: WatchedPage) -> None:
