@@ -72,7 +72,8 @@ def print_preview(preview: DataPreview, console: Console) -> None:
 def _of_labels(preview: DataPreview) -> Iterator[tuple[str, Text]]:
     """Of a classifier, its labels and what is new of it."""
     if preview.labels:
-        named = [f"{one_line(label.name)} ({label.rows:,} {'row' if label.rows == 1 else 'rows'})" for label in preview.labels[:LABELS]]
+        counts = [(label.name, f"{label.rows:,} {'row' if label.rows == 1 else 'rows'}") for label in preview.labels]
+        named = [f"{one_line(name)} ({rows})" for name, rows in counts[:LABELS]]
         more = ", …" if preview.labels_in_all > len(named) else ""
         yield "labels", Text(f"{preview.labels_in_all:,}: {', '.join(named)}{more}")
     for group in preview.labels_alike:

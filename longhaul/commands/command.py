@@ -118,8 +118,8 @@ def find_id(api: Longhaul, given: str, command: str, tell: Callable[[str], objec
     """The id of the one job that is meant: by its id, the beginning of it, its name, or `last` for the newest.
 
     `given` where there is no such job. Dry runs have ids alone. `tell` is called where several have this name, of which
-    the newest is taken; None: none is. Raises BadInput where it can be several, or is a sweep, with what `command` does
-    for sweeps.
+    the newest is taken; None: none is. Raises BadInput where it can be several, is misspelt, or is a sweep, with what
+    `command` does for sweeps.
     """
     if given == LAST:
         newest = api.list(limit=1, dry_run=False)["data"]
@@ -128,20 +128,22 @@ def find_id(api: Longhaul, given: str, command: str, tell: Callable[[str], objec
         return newest[0]["id"]
     if given.startswith("job-") and len(given) >= ID_LENGTH:
         return given
-    jobs = api.all(dry_runs=True)
+    jobs = list(api.all(dry_runs=True))
     found = [job for job in jobs if _begins(job["id"], given) or (job["name"] == given and not job["dry_run"])]
     if not found and any(_begins(each["id"], given) or each["name"] == given for each in api.sweeps()):
         raise BadInput(
             f"{given} is a sweep, and there is no such job",
             hint=f"longhaul sweep {command if command in FOR_SWEEPS else 'show'} {shlex.quote(given)}",
         )
+    if not found:
+        _refuse_mistyped(given, "job", (job["name"] for job in jobs if not job["dry_run"]))
     return _only(given, found, "jobs", tell)
 
 
 def find_sweep(api: Longhaul, given: str, tell: Callable[[str], object] | None = None) -> str:
     """The id of the one sweep that is meant: by its id, the beginning of it, its name, or `last` for the newest.
 
-    `given` where there is no such sweep. `tell`: as above. Raises BadInput where it can be several.
+    `given` where there is no such sweep. `tell`: as above. Raises BadInput where it can be several or is misspelt.
     """
     if given.startswith("sweep-") and len(given) >= ID_OF_A_SWEEP:
         return given
@@ -150,8 +152,17 @@ def find_sweep(api: Longhaul, given: str, tell: Callable[[str], object] | None =
         if newest is None:
             raise BadInput("there is no sweep yet, so none is the last", hint="make one: `longhaul sweep FILE`")
         return newest["id"]
-    found = [each for each in api.sweeps() if _begins(each["id"], given) or each["name"] == given]
+    sweeps = list(api.sweeps())
+    found = [each for each in sweeps if _begins(each["id"], given) or each["name"] == given]
+    if not found:
+        _refuse_mistyped(given, "sweep", (each["name"] for each in sweeps))
     return _only(given, found, "sweeps", tell)
+
+
+def _refuse_mistyped(given: str, what: str, names: Iterable[str]) -> None:
+    """Raises BadInput where a name that there is, is spelt nearly so."""
+    if near := get_close_matches(given, set(names), n=1, cutoff=0.7):
+        raise BadInput(f"there is no {what} {given}", hint=f"did you mean {near[0]}?")
 
 
 def _begins(one: str, given: str) -> bool:

@@ -338,6 +338,7 @@ def test_a_job_is_meant_by_the_beginning_of_its_id_by_its_name_or_as_the_last(ru
         more = {"priority": ["7"], "push": ["org/name", "--license", "mit"]}.get(command[0], [])
         assert f"other can be {clone} (other, validating), {second}" in run(*command, "other", *more, code=2)
     assert f"there is no job {unique}u" in run("show", f"{unique}u", code=2), "no id has a u"
+    assert "there is no job othre\n  hint: did you mean other?" in run("show", "othre", code=2)
     assert run("clone", unique, "--resume", "--json")["spec"]["resume_from"] == first
 
 

@@ -158,7 +158,7 @@ def test_rows_whose_tokenizer_is_yet_to_be_made_say_where_their_tokens_will_be()
 
 
 def test_labels_and_what_is_new_of_a_classifier_are_named() -> None:
-    labels = tuple(LabelPlan(name=f"label {n}", rows=9 - n) for n in range(7))
+    labels = tuple(LabelPlan(name=f"label {n}", rows=max(1, 5 - n)) for n in range(7))
     preview = make_preview().model_copy(
         update={
             "labels": labels,
@@ -172,7 +172,7 @@ def test_labels_and_what_is_new_of_a_classifier_are_named() -> None:
     print_preview(preview, Console(file=screen, width=400, color_system=None))
     lines = [" ".join(line.split()) for line in screen.getvalue().splitlines()]
     assert lines[1:] == [
-        "labels 77: label 0 (9 rows), label 1 (8 rows), label 2 (7 rows), label 3 (6 rows), label 4 (5 rows), …",
+        "labels 77: label 0 (5 rows), label 1 (4 rows), label 2 (3 rows), label 3 (2 rows), label 4 (1 row), …",
         r"look alike, and are learned apart: 'Refund', 're\u200bfund'",
         "1.0 is read as 1",
         "new begin at random, for the model has none: classifier.bias, classifier.weight",

@@ -292,6 +292,7 @@ def test_a_sweep_is_meant_by_the_beginning_of_its_id_by_its_name_or_as_the_last(
     second = run("sweep", written("other.json"), "--set", "name=other", "--json")["id"]
     assert run("sweep", "show", "last", "--json")["id"] == run("sweep", "show", "other", "--json")["id"] == second
     assert run("sweep", "show", "tickets", "--json")["id"] == first
+    assert "there is no sweep tickest\n  hint: did you mean tickets?" in run("sweep", "show", "tickest", code=2)
     again = run("sweep", written(), "--json")["id"]
     assert f"2 sweeps are called tickets; the newest is meant, {again}" in run("sweep", "show", "tickets")
     for command in ("cancel", "delete"):
