@@ -28,7 +28,7 @@ from tests.training.workplace import of_rows as of_rows
 from worker.training import prepare
 from worker.training.dataset import assembly, inspection
 from worker.training.dataset.evaluation_rows import evaluation_rows
-from worker.training.dataset.report import Lengths, bins, commonest, draw
+from worker.training.dataset.report import Lengths, bins, commonest, draw, figure_of
 from worker.training.dataset.tokens import WordTokens
 from worker.training.rows.row_filter import Seen
 from worker.training.rows.sources import DataFile
@@ -512,6 +512,13 @@ def test_the_histogram_shows_both_sides_and_where_they_are_cut() -> None:
     width, height = struct.unpack(">II", picture[16:24])
     assert (width, height) == (1000, 420)
     assert picture == draw({"input": lengths, "target": Lengths.of(np.array([1], np.int32), limit=8)})
+
+
+def test_the_axes_of_the_histogram_are_marked_with_whole_tokens_and_rows() -> None:
+    few = Lengths.of(np.array([1, 2], np.int32), limit=64)
+    [axes] = figure_of({"input": few, "target": Lengths.of(np.array([1], np.int32), limit=8)}).axes
+    for ticks in (axes.get_xticks(), axes.get_yticks()):
+        assert len(ticks) > 1 and all(float(tick).is_integer() for tick in ticks)
 
 
 def test_a_list_too_long_for_a_record_says_how_much_is_left_out() -> None:

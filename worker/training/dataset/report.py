@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from jobs.text.png import png
 from worker.training.dataset.data import SIDES, Int32, Int64
 from worker.training.rows.row import RowCounts
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 # -- histogram ---------------------------------------------------------------------------------------------------------
 # `dataset.png`: how long the inputs and targets are, and where they are cut.
 #
@@ -39,6 +43,11 @@ def draw(lengths: Mapping[str, Lengths]) -> bytes:
 
     A side whose texts are all equally long, as labels are, is left out unless it is all there is.
     """
+    return png(figure_of(lengths))
+
+
+def figure_of(lengths: Mapping[str, Lengths]) -> Figure:
+    """The picture before it is rendered."""
     from matplotlib.figure import Figure  # half a second: only where something is drawn
 
     figure = Figure(figsize=(10, 4.2), dpi=100, facecolor="none", layout="constrained")
@@ -57,11 +66,13 @@ def draw(lengths: Mapping[str, Lengths]) -> bytes:
         axes.set_xlabel(f"tokens (longest {of_side.values[-1]:,})", color=INK)
         axes.set_ylabel("rows", color=INK)
         axes.tick_params(colors=INK)
+        for axis in (axes.xaxis, axes.yaxis):  # whole tokens, whole rows
+            axis.get_major_locator().set_params(integer=True)
         axes.grid(color=GRID, linewidth=0.6, axis="y")
         axes.set_axisbelow(True)
         for spine in axes.spines.values():
             spine.set_color(GRID)
-    return png(figure)
+    return figure
 
 
 def bins(lengths: Lengths) -> tuple[Int64, Int64]:
