@@ -91,7 +91,7 @@ class AnsweredRows(Frozen):
 def place_for(settings: WorkerSettings, store: Store) -> Place:
     """A GPU of this box on which nothing trains, in none of its slots, while nothing waits to; else the CPU."""
     if settings.device == "cpu":
-        return Place("cpu", "LONGHAUL_DEVICE is cpu")
+        return Place("cpu", "this box uses no GPU")
     try:
         trainers = [
             worker for worker in store.workers.all()

@@ -106,7 +106,7 @@ def test_an_answer_streamed_is_the_answer_whole(place: AskedPlace) -> None:
         pieces = [each["text"] for name, each in events if name == "text" and each["model"] == output["model"]]
         assert "".join(pieces) == output["text"]
     assert (tuned["model"], base["model"]) == ("trained", "base")
-    assert (whole["device"], whole["why"]) == ("cpu", "LONGHAUL_DEVICE is cpu")
+    assert (whole["device"], whole["why"]) == ("cpu", "this box uses no GPU")
     process = place.model_process()
     assert os.getsid(process) == os.getsid(place.stack.processes["generate"].pid) != process
     assert whole["tokens_per_s"] > 0
@@ -278,7 +278,7 @@ def test_try_prints_what_the_model_writes_and_says_where_it_ran(place: AskedPlac
     ):  # fmt: skip
         done = longhaul(place, "try", "asked", *words, input=given)
         assert (done.returncode, done.stdout) == (0, ours["text"] + "\n"), done.stderr
-        assert "on the CPU (LONGHAUL_DEVICE is cpu), " in done.stderr and "tokens/s" in done.stderr
+        assert "on the CPU (this box uses no GPU), " in done.stderr and "tokens/s" in done.stderr
     both = longhaul(place, "try", "asked", "--row", json.dumps(ROW), "--base")
     assert both.stdout.startswith(f"after training:\n{ours['text']}\n\nbefore training:\n")
     assert json.loads(longhaul(place, "try", "asked", "x", "--json").stdout)["object"] == "generation"

@@ -107,7 +107,7 @@ def test_without_redis_or_a_gpu_of_ours_it_is_the_cpu(redis_url: str, tmp_path: 
     nobody = Store(connect("redis://127.0.0.1:1/0"))
     assert place_for(settings(redis_url, tmp_path), nobody) == Place("cpu", UNKNOWN)
     at_home = Store(connect(redis_url))
-    assert place_for(settings(redis_url, tmp_path, "cpu"), at_home) == Place("cpu", "LONGHAUL_DEVICE is cpu")
+    assert place_for(settings(redis_url, tmp_path, "cpu"), at_home) == Place("cpu", "this box uses no GPU")
 
 
 class StubProcess:
@@ -175,7 +175,7 @@ def test_the_rest_of_an_answer_that_cannot_be_passed_on_reaches_nobody_else(answ
     assert not process.running
     writer = StubWriter()
     answering("b", StubProcess(part("a", "text", "secret of a"), part("b", "done", "of b")), writer)
-    assert writer.told == [("done", {"text": "of b", "why": "LONGHAUL_DEVICE is cpu"})]
+    assert writer.told == [("done", {"text": "of b", "why": "this box uses no GPU"})]
 
 
 def test_whoever_leaves_at_the_end_of_an_answer_leaves_the_model_as_it_is(answering: Any) -> None:
@@ -233,7 +233,7 @@ def test_a_request_of_many_rows_gives_the_turn_away_between_them(
     assert [(data["index"], json.loads(data["text"])) for type, data in told[:-1]] == [
         (n, [{"n": n}]) for n in range(4)
     ]
-    assert told[-1] == ("done", {"device": "cpu", "why": "LONGHAUL_DEVICE is cpu", "seconds": 2.0, "loading_s": 0.0,
+    assert told[-1] == ("done", {"device": "cpu", "why": "this box uses no GPU", "seconds": 2.0, "loading_s": 0.0,
                                  "tokens_per_s": 4.0, "seed": 7})  # fmt: skip
     assert [each["body"].get("seed") for each in process.asked if "rows" in each["body"]] == [None, 7, 7, 7]
     assert [answered(redis_url, each.id)[-1][0] for each in others] == ["done", "done"]
