@@ -878,6 +878,16 @@ def test_values_of_a_parquet_file(tmp_path: Path) -> None:
     assert [row.columns for row in read(tmp_path, file.getvalue(), "rows.parquet", columns={"nowhere"})] == [{}] * 3
 
 
+def test_a_map_of_a_parquet_file_is_an_object(tmp_path: Path) -> None:
+    maps = pa.array([[("a", 1), ("b", 2)], [], [("a", 1), ("a", 2)], None], pa.map_(pa.string(), pa.int64()))
+    file = io.BytesIO()
+    pq.write_table(pa.table({"map": maps, "n": [1, 2, 3, 4]}), file)
+    rows = [dict(row.columns or {}) for row in read(tmp_path, file.getvalue(), "rows.parquet")]
+    assert [row["n"] for row in rows] == [1, 2, 3, 4]
+    assert [rows[n]["map"] for n in (0, 1, 3)] == [{"a": 1, "b": 2}, {}, None]
+    assert not isinstance(rows[2]["map"], dict | list), "a key twice is no object"
+
+
 def test_only_the_columns_that_are_needed_are_read(tmp_path: Path) -> None:
     rows = [{"input": f"{n}", "image": random.Random(n).randbytes(10_000)} for n in range(200)]
     content = as_parquet(rows)

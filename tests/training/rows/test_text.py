@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -196,6 +199,11 @@ def test_a_translation_asks_which_way_and_takes_the_answer() -> None:
         ("{gaps|json}", '{"a": null, "b": [1.5, null]}'),
         ("{a.b|json} {none|json?} {nan|json?} end", '"x" end'),
         ("{a|b|json}", "a column with bars"),
+        ("{price} {count}", "12.50 7"),
+        ("{price|json} {count|json} {sum|json}", "12.5 7 123456789012345678901234567890"),
+        ("{day}, {hour}, {moment}, {midnight}", "2020-01-31, 10:30:00, 2020-01-31 10:30:00, 2020-01-31"),
+        ("{day|json}", '"2020-01-31"'),
+        ("{bytes|json}", '"café"'),
     ],
 )
 def test_a_template_takes_paths_and_leaves_out_what_is_optional(text: str, filled: str) -> None:
@@ -203,6 +211,9 @@ def test_a_template_takes_paths_and_leaves_out_what_is_optional(text: str, fille
         "a": {"b": "x", "c": {"d": ["one", "two"]}}, "m": [{"content": "Hi"}, {"content": "Ho"}], "empty": " ",
         "x.y": "a column with a dot", "a|b|json": "a column with bars", "Is it?": "yes", "list": [],
         "blanks": ["", " "], "nan": float("nan"), "gaps": {"a": float("nan"), "b": [1.5, float("nan")]},
+        "price": Decimal("12.50"), "count": Decimal(7), "sum": Decimal("123456789012345678901234567890"),
+        "day": date(2020, 1, 31), "hour": time(10, 30), "moment": datetime(2020, 1, 31, 10, 30),
+        "midnight": datetime(2020, 1, 31), "bytes": "café".encode(),
     }  # fmt: skip
     assert template(text, "data.input").fill(columns).strip() == filled
 
@@ -215,12 +226,17 @@ def test_a_template_takes_paths_and_leaves_out_what_is_optional(text: str, fille
         ("{endless|json}", "an infinite number in endless"),
         ("{m[0]}", "an object in m[0]"), ("{turns.completion}", "a chat without a reply"),
         ("{turns.prompt}", "a chat without a reply"), ("{none.prompt}", "missing none.prompt"),
+        ("{bytes|json}", "bytes that are not UTF-8 in bytes"), ("{bytes}", "wrong type in bytes"),
+        ("{long|json}", "a decimal with more digits than a float in long"), ("{span|json}", "wrong type in span"),
+        ("{deep|json}", "data nested too deeply"), ("{keys|json}", "wrong type in keys"),
     ],
 )  # fmt: skip
 def test_a_path_that_leads_nowhere_rejects_the_row(text: str, reason: str) -> None:
     columns = {
         "a": {"b": "x"}, "m": [{"content": "Hi"}], "turns": [{"role": "user", "content": "Hi"}],
-        "endless": [float("nan"), {"a": -float("inf")}],
+        "endless": [float("nan"), {"a": -float("inf")}], "bytes": b"caf\xe9", "span": timedelta(1),
+        "long": Decimal("0.123456789012345678901234567890"), "keys": {date(2020, 1, 31): 1},
+        "deep": functools.reduce(lambda inner, _: [inner], range(100_000), []),
     }  # fmt: skip
     with pytest.raises(Defect, match=re.escape(reason)):
         template(text, "data.input").fill(columns)

@@ -56,7 +56,7 @@ class Manifest(Frozen):
 
 # -- data --------------------------------------------------------------------------------------------------------------
 
-FORMAT = 11
+FORMAT = 12
 """Goes up whenever the same rows would be prepared differently."""
 SIDES = ("input", "target")
 PARTS = ("train", "validation")

@@ -24,7 +24,7 @@ from worker.training.rows.companions import PROMPTS, SURVEYED, ColumnValues, val
 from worker.training.rows.csv_rows import CsvBlock, CsvFormat
 from worker.training.rows.origin import Head
 from worker.training.rows.reading import format_of, open_files
-from worker.training.rows.row import Row, in_shell
+from worker.training.rows.row import TOO_DEEP, Row, in_shell
 from worker.training.rows.row_filter import RowFilter, Seen, UInt64
 from worker.training.rows.text import OBJECT, RowReader, Templates
 
@@ -332,15 +332,20 @@ def unrecognized(head: Head, columns: Collection[str], data: DataSpec) -> Unreco
     readable = (row.columns for row in first if row.columns is not None)
     rows = [
         {
-            _shown(name): _shown(
-                value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-            )
+            _shown(name): _shown(value if isinstance(value, str) else _as_json(value))
             for name, value in columns_of_row.items()
         }
         for columns_of_row in islice(readable, _FIRST)
     ]
     in_order = dict.fromkeys([name for row in rows for name in row] + sorted(map(_shown, columns)))
     return UnrecognizedSource(name=head.name, columns=tuple(in_order)[:_NAMED], rows=rows, reading=first.reading)
+
+
+def _as_json(value: object) -> str:
+    try:
+        return json.dumps(value, default=str, ensure_ascii=False)
+    except RecursionError:
+        return TOO_DEEP
 
 
 def _shown(text: str) -> str:

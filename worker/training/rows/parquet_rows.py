@@ -19,6 +19,8 @@ from worker.training.rows.sources import Hashing, RowFile, changed_error
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
 _NARROW, _PAGE_BYTES = 16, 1 << 12
 """Bytes of a row in a narrow column, and of the headers and the dictionary of it."""
+_UNREADABLE = (ValueError, OverflowError, KeyError)
+"""What Arrow raises of text that is not UTF-8, of a time beyond Python's, and of a map with a key twice."""
 _PAGES_BYTES = 1 << 20
 """Bytes read ahead per column; without a limit whole column chunks are read, which may be gigabytes."""
 
@@ -124,13 +126,10 @@ def _stream(batch: pa.RecordBatch) -> bytes:
 
 
 def rows_of(batch: pa.RecordBatch, first: int) -> Iterator[Row]:
-    """The rows of a batch, numbered from `first`; what is no text, number or list is whatever Python makes of it."""
+    """The rows of a batch, numbered from `first`; a map is an object, and what JSON has no type for is as in Python."""
     try:
-        all_columns: list[Any] = batch.to_pylist()
-    except (
-        ValueError,
-        OverflowError,
-    ):  # text that is not UTF-8, a time beyond Python's: row by row
+        all_columns: list[Any] = batch.to_pylist(maps_as_pydicts="strict")
+    except _UNREADABLE:  # row by row
         all_columns = [None] * batch.num_rows
     for place, columns in enumerate(all_columns):
         number, defect = first + place, None
@@ -146,10 +145,10 @@ def _one_by_one(batch: pa.RecordBatch, place: int) -> tuple[dict[str, object], s
     columns, defect = {}, None
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
-            columns[name] = column[place].as_py()
+            columns[name] = column[place].as_py(maps_as_pydicts="strict")
         except UnicodeDecodeError:
             defect = NOT_UTF8
-        except (ValueError, OverflowError):
+        except _UNREADABLE:
             columns[name] = column[place]  # no text, and not taken for one
     return columns, defect
 

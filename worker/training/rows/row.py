@@ -29,6 +29,7 @@ NO_RESULT, NO_RESULT_CELL = "a formula without a result", "\U000ff0f0=\U000ff0f0
 NOT_ONE = "a list that is not one label"
 NOT_A_CHAT = "not a chat"
 NO_TOOLS = "the chat template writes no tools"
+TOO_DEEP = "data nested too deeply"
 SPECIAL = "a special token in the text"
 REPAIRS = dict.fromkeys((STRAY_QUOTE, DOUBTFUL_QUOTES), QUOTING) | {
     LABEL_TWICE: "write each label of a row once, by its name; a vector of 0 and 1 is no list of labels",

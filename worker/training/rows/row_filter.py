@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from worker.training.rows.row import Defect, Row
+from worker.training.rows.row import TOO_DEEP, Defect, Row
 from worker.training.rows.text import RowReader, Texts
 
 DUPLICATE = "duplicate"
@@ -33,8 +33,9 @@ def parse_rows(rows: Iterable[Row], reader: RowReader) -> Iterator[tuple[Row, Te
             if row.columns is None:
                 raise Defect(row.defect)
             texts = reader.read(row.columns)
-        except Defect as defect:
-            yield row, Rejection(row.number, str(defect), row.text[:EXCERPT])
+        except (Defect, RecursionError) as error:
+            reason = str(error) if isinstance(error, Defect) else TOO_DEEP
+            yield row, Rejection(row.number, reason, row.text[:EXCERPT])
         else:
             if row.noticed is not None:
                 reader.noticed[row.noticed] += 1

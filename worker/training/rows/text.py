@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -9,7 +10,10 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import date, datetime, time
+from decimal import Decimal
 from typing import Any, ClassVar
 
 from jobs.companions import NO_COMPANIONS, CompanionColumns
@@ -34,7 +38,7 @@ from worker.training.rows.chat import (
     written,
 )
 from worker.training.rows.companions import is_nothing, judged
-from worker.training.rows.row import NO_RESULT, NO_RESULT_CELL, NOT_A_CHAT, Defect, RowCounts
+from worker.training.rows.row import NO_RESULT, NO_RESULT_CELL, NOT_A_CHAT, TOO_DEEP, Defect, RowCounts
 
 # Tab, newline and carriage return are white space to every tokenizer; the others are damage.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
@@ -486,6 +490,10 @@ def plain_text(value: Any, column: str) -> str:
         raise Defect(f"missing {column}")
     if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return str(value)
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, (date, time)):
+        return iso_text(value)
     raise Defect(f"{OBJECT} in {column}" if isinstance(value, dict) else f"wrong type in {column}")
 
 
@@ -493,10 +501,34 @@ def _as_json(value: Any, name: str) -> Any:
     """A value as JSON, in the order of its keys; what is missing stays so, and is null within. Raises Defect."""
     if _is_missing(value):
         return value
+    plain = functools.partial(_json_value, name=name)
     try:
-        return json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
-    except ValueError:
-        return json.dumps(_without_nan(value, name), ensure_ascii=False, default=str)
+        try:
+            return json.dumps(value, ensure_ascii=False, default=plain, allow_nan=False)
+        except ValueError:
+            return json.dumps(_without_nan(value, name), ensure_ascii=False, default=plain)
+    except RecursionError:
+        raise Defect(TOO_DEEP) from None
+    except TypeError:  # a key that is no text
+        raise Defect(f"wrong type in {name}") from None
+
+
+def _json_value(value: Any, name: str) -> Any:
+    """What JSON has for a value of Parquet's. Raises Defect where it has none."""
+    if isinstance(value, Decimal):
+        if value == value.to_integral_value():
+            return int(value)
+        number = float(value)
+        if Decimal(repr(number)) != value:
+            raise Defect(f"a decimal with more digits than a float in {name}")
+        return number
+    if isinstance(value, (date, time)):
+        return iso_text(value)
+    if isinstance(value, bytes):
+        with suppress(UnicodeDecodeError):
+            return value.decode()
+        raise Defect(f"bytes that are not UTF-8 in {name}")
+    raise Defect(f"wrong type in {name}")
 
 
 def _without_nan(value: Any, name: str) -> Any:
@@ -507,6 +539,13 @@ def _without_nan(value: Any, name: str) -> Any:
     if isinstance(value, float) and math.isinf(value):
         raise Defect(f"an infinite number in {name}")
     return None if _is_missing(value) else value
+
+
+def iso_text(value: date | time) -> str:
+    """A date, a time or both as ISO 8601 has them: 2026-01-31, 10:30:00, 2026-01-31 10:30:00; of midnight the date."""
+    if isinstance(value, datetime):
+        return value.date().isoformat() if value.timetz() == time() else value.isoformat(" ")
+    return value.isoformat()
 
 
 def _is_missing(value: Any) -> bool:
