@@ -10,6 +10,7 @@ import pickle
 import random
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +21,8 @@ import pytest
 
 from jobs.errors import BadData
 from jobs.spec import CsvQuoting
-from worker.training.rows.csv_rows import CsvFormat
-from worker.training.rows.lines import BLOCK_BYTES, MAX_LINE_BYTES, UNMARKED
+from worker.training.rows.csv_rows import HEADER_AGAIN, CsvFormat
+from worker.training.rows.lines import BLOCK_BYTES, LFS, MAX_LINE_BYTES, UNMARKED
 from worker.training.rows.reading import open_files, open_source
 from worker.training.rows.row import Block, Reader, Row, reencode
 from worker.training.rows.sources import DataFile, Source
@@ -271,6 +272,9 @@ def test_a_file_without_rows_has_none(tmp_path: Path, name: str, content: bytes)
     assert read(tmp_path, content, name) == []
 
 
+NUMBERED = "".join(f"row {n}\n" for n in range(5000)).encode()
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     for name in ("rows.jsonl", "rows.csv", "rows.parquet"):
         file = DataFile(tmp_path / name, name, 1)
@@ -282,10 +286,10 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (gzip.compress(as_json_lines({"a": str(n)} for n in range(5000)).encode(), mtime=0)[:-20], "after line "),
+        (gzip.compress(NUMBERED, mtime=0)[:-20], "after line "),
         (gzip.compress(b'{"a": 1}\n', mtime=0)[:10], "after line 0"),
         (b"\x1f\x8b is no archive", "after line 0"),
-        (zstd(as_json_lines({"a": str(n)} for n in range(5000)).encode())[:-20], "Truncated"),
+        (zstd(NUMBERED)[:-20], "Truncated"),
         (zstd(b"{}\n") + b"\x28\xb5\x2f\xfd whatever", "after line "),
         (b"\x28\xb5\x2f\xfd whatever", "after line 0"),
     ],
@@ -297,9 +301,17 @@ def test_a_damaged_archive_is_named_with_the_line(tmp_path: Path, name: str, con
     assert said in str(error)
 
 
-@pytest.mark.parametrize("start", [b"BZh9", b"\xfd7zXZ\x00", b"PAR1", b"\x89PNG\r\n", b"%PDF"])
+@pytest.mark.parametrize("start", [b"BZh9", b"\xfd7zXZ\x00", b"PAR1", b"\x89PNG\r\n", b"%PDF", LFS])
 def test_what_is_of_another_kind_is_named(tmp_path: Path, start: bytes) -> None:
     assert refusal(tmp_path, start + b"rest").detail_code == "not_supported"
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_a_tar_archive_is_named_however_it_is_packed(tmp_path: Path, packing: str) -> None:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("rows.jsonl"))
+    assert "is a tar archive" in str(refusal(tmp_path, PACKINGS[packing](file.getvalue())))
 
 
 def test_the_format_is_told_by_the_name_unless_it_is_said(tmp_path: Path) -> None:
@@ -315,13 +327,13 @@ def test_the_format_is_told_by_the_name_unless_it_is_said(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_lines_are_read_with_their_numbers_and_without_blank_ones(tmp_path: Path, packing: str) -> None:
-    content = b'\xef\xbb\xbf{"a": 1}\r\n\n   \n{"b": "\xc3\xa9"}\n\xff\xfe\xff\n{"c": 3}'
+    content = b'\xef\xbb\xbf{"a": 1}\r\n\n   \n{"b": "\xc3\xa9"}\n\xff\xfe\xff\n\xef\xbb\xbf{"c": 3}'
     reader = reader_of(tmp_path, PACKINGS[packing](content))
     assert all_rows(reader, size=2) == [
         Row(1, {"a": 1}, None, '{"a": 1}\r\n'),
         Row(4, {"b": "é"}, None, '{"b": "é"}\n'),
         Row(5, None, "not UTF-8", "\\xff\\xfe\\xff\n"),
-        Row(6, {"c": 3}, None, '{"c": 3}'),
+        Row(6, {"c": 3}, None, '\ufeff{"c": 3}'),
     ]
     assert (reader.blank_lines, reader.fraction) == (2, 1.0)
 
@@ -344,7 +356,8 @@ def test_an_over_long_line_is_passed_over_and_the_next_one_is_read(tmp_path: Pat
     [
         ('{"question": "a", "answer"', "bad JSON"), ("[" * 100_000 + "\n", "bad JSON"),
         ('{"a": ' + "9" * 5000 + "}", "bad JSON"), ("[1]", "not a JSON object"),
-        ('"text"', "not a JSON object"),
+        ('"text"', "not a JSON object"), ('{"a": 1, "a": 2}', "a key twice in an object"),
+        ('{"a": {"b": 1, "b": 1}}', "a key twice in an object"),
     ],
 )  # fmt: skip
 def test_a_line_that_is_no_object_says_why(tmp_path: Path, line: str, reason: str) -> None:
@@ -376,17 +389,32 @@ def test_an_array_is_read_in_pieces_and_an_item_that_is_no_object_costs_itself_a
 @pytest.mark.parametrize(
     ("content", "after", "why"),
     [
-        ("\n  [\n", 0, "an item is no JSON"), ("[" * 100_000, 0, "an item is no JSON"),
+        ("\n  [\n", 0, "it does not end"), ("[" * 100_000, 0, "it ends within an item"),
+        ('[{"a": 1}, {"a": oops, "b": "a long way from the end"}]', 1, "an item is no JSON"),
         ('[{"a": 1}', 1, "it does not end"),
         ('[{"a": 1} {"a": 2}]', 1, "no comma"), ('[{"a": 1},\n]', 1, "a comma without an item behind it"),
-        ('[{"a": 1}, {"a": "x', 1, "cut off"), ("[1]\n[2]\n", 1, "something follows the array"),
-        ('[{"a": 1}, {"a": "' + "x" * 6_000_000 + '"}]', 1, "longer than 4 MiB"),
+        ('[{"a": 1}, {"a": "x', 1, "it ends within an item"), ("[1]\n[2]\n", 1, "something follows the array"),
+        ('[{"a": 1}, {"a": "' + "x" * 6_000_000 + ']', 1, "it ends within an item"),
     ],
 )  # fmt: skip
 def test_an_array_that_cannot_be_read_is_refused(tmp_path: Path, content: str, after: int, why: str) -> None:
     error = refusal(tmp_path, content.encode(), "rows.json")
     assert error.detail_code == "damaged_array"
     assert f"is a JSON array that cannot be read after item {after}: " in str(error) and why in str(error)
+
+
+@pytest.mark.parametrize("size", [MAX_LINE_BYTES - 100, MAX_LINE_BYTES + 1, 6_000_000, 9_000_000])
+@pytest.mark.parametrize("text", ["x", "]}", '\\"', "\\\\"])
+def test_an_item_that_is_too_long_costs_only_its_own_row(tmp_path: Path, text: str, size: int) -> None:
+    long = '{"a": "' + text * (size // len(text)) + '", "b": [[], "]"]}'
+    rows = read(tmp_path, f'[{{"a": 1}}, {long}, {{"a": 3}}]'.encode(), "rows.json")
+    assert [row.defect for row in rows] == [None, None if len(long) <= MAX_LINE_BYTES else "over-long line", None]
+    assert rows[2].columns == {"a": 3} and (len(rows[1].text) < 10_000) == (len(long) > MAX_LINE_BYTES)
+
+
+def test_an_item_that_is_nested_too_deeply_costs_only_its_own_row(tmp_path: Path) -> None:
+    rows = read(tmp_path, ('[{"a": 1}, {"a": ' + "[" * 9_999 + "]" * 9_999 + '}, {"a": 3}]').encode(), "rows.json")
+    assert [row.defect for row in rows] == [None, "bad JSON", None]
 
 
 @pytest.mark.parametrize("value", ['"a\tb"', "9" * 5000, '"\x81"'])
@@ -424,14 +452,24 @@ def found(tmp_path: Path, content: str) -> list[tuple[int, list[Any] | str | Non
 
 
 def test_rows_of_a_table_have_the_lines_that_an_editor_shows(tmp_path: Path) -> None:
-    content = '\n\na,b\n1,2\n\n"x\ny\n\nz",3\n"q ""r"" s",\n,\n5\n6,7,8\nlast,"row"'
+    content = '\n\na,b\n1,2\n\n"x\ny\n\nz",3\n"q ""r"" s",\n,\n5\n6,7,8\nlast,"row"\n,\n,,,\n"", \n'
     assert found(tmp_path, content) == [
-        (4, ["1", "2"]), (6, ["x\ny\n\nz", "3"]), (10, ['q "r" s', ""]), (11, ["", ""]),
+        (4, ["1", "2"]), (6, ["x\ny\n\nz", "3"]), (10, ['q "r" s', ""]),
         (12, "wrong number of fields"), (13, "wrong number of fields"), (14, ["last", "row"]),
     ]  # fmt: skip
     reader = reader_of(tmp_path, content.encode(), "rows.csv")
     all_rows(reader)
-    assert reader.blank_lines == 3
+    assert reader.blank_lines == 7
+
+
+def test_the_header_of_another_file_that_was_joined_is_no_row(tmp_path: Path) -> None:
+    assert found(tmp_path, "a,b\n1,2\na, b\n3,4\n") == [(2, ["1", "2"]), (3, HEADER_AGAIN), (4, ["3", "4"])]
+
+
+@pytest.mark.parametrize("first", ['{"a": 1}', ' [{"a": 1},', "["])
+def test_json_under_the_name_of_a_table_is_called_that(first: str, tmp_path: Path) -> None:
+    error = refusal(tmp_path, f"{first}\n{first}\n".encode(), "rows.csv")
+    assert error.detail_code == "bad_header" and "holds JSON" in str(error) and ".jsonl" in str(error.hint)
 
 
 def test_a_header_alone_is_no_row(tmp_path: Path) -> None:
@@ -927,6 +965,7 @@ def damaged_parquets() -> dict[str, tuple[bytes, str]]:
         "page": (content[:50_000] + b"\xff" * 60_000 + content[110_000:], "damaged_file"),
         "footer": (content[:-200] + b"\xff" * 100 + content[-100:], "damaged_file"),
         "text": (b'{"a": 1}\n', "not_parquet"),
+        "pointer": (LFS + b".example/v1\n", "not_parquet"),
         "gzip": (gzip.compress(content), "not_parquet"),
         "encrypted": (b"PARE" + content[4:], "not_parquet"),
     }
@@ -938,7 +977,7 @@ def test_a_damaged_parquet_file_is_named(tmp_path: Path, kind: str) -> None:
     error = refusal(tmp_path, content, "rows.parquet")
     assert error.detail_code == code
     if code == "not_parquet":
-        assert error.hint == "see what it is with: file rows.parquet"
+        assert error.hint in ("see what it is with: file rows.parquet", "fetch it: git lfs pull")
 
 
 def test_two_columns_of_a_name_are_refused(tmp_path: Path) -> None:

@@ -209,8 +209,8 @@ class Record:
 
     @property
     def blank(self) -> bool:
-        """Whether it is an empty line."""
-        return not self.fields and self.defect is None
+        """Whether it is an empty line, or one of delimiters alone, as Excel leaves them below a table."""
+        return self.defect is None and not any(map(str.strip, self.fields))
 
 
 class LineTooLong(Exception):
@@ -392,7 +392,7 @@ def _survey(lines: list[bytes], table: TableLines) -> QuoteCounts:
     reader = csv.reader(feed, delimiter=table.delimiter, strict=True)
     while (record := next_record(reader, feed)) is not None and not feed.ended:
         if not any(b'"' in line for line in feed.record):
-            if record.fields:
+            if not record.blank:
                 found.count("plain", feed.record_bytes)
             continue
         text = [decoded(line) for line in feed.record]
@@ -412,7 +412,10 @@ def decoded(line: bytes) -> str:
 DELIMITERS = ",;\t|"
 _LOOKED_AT = 50
 """Lines by which the delimiter is told."""
+HEADER_AGAIN = "the header again"
+"""Why a row is rejected that another file began with, where somebody joined the two."""
 _HEADER = "the first line names the columns, such as: input,target"
+_JSON = re.compile(r'\s*(?:\{\s*"|\[\s*\{|[\[{]\s*$)')
 _SEP = re.compile(r'"?sep=([^\r\n])"?\s*', re.IGNORECASE)
 
 
@@ -449,7 +452,9 @@ class CsvBlock:
                 yield Row(record.number, None, record.defect, record.text)
                 continue
             text = self.delimiter.join(record.fields)
-            if not named <= len(record.fields) <= len(self.header) or any(record.fields[named:]):
+            if tuple(map(str.strip, record.fields)) == self.header:
+                yield Row(record.number, None, HEADER_AGAIN, text)
+            elif not named <= len(record.fields) <= len(self.header) or any(record.fields[named:]):
                 yield Row(record.number, None, "wrong number of fields", text)
             else:
                 columns: dict[str, object] = {
@@ -495,6 +500,8 @@ class CsvReader:
             self._feed = feed = CsvLines(lines)
             if (first_line := self._first_line(feed)) is None:
                 return
+            if _JSON.match(first_line):
+                self._reject_header("holds JSON, whatever its name says", "end its name in .jsonl, or set data.format")
             delimiter = self._delimiter or _sniff(first_line, feed.peek(_LOOKED_AT), self._quoting)
             if (found := _SEP.fullmatch(first_line)) is not None:  # as Excel does
                 delimiter = found.group(1)

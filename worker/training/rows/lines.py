@@ -33,9 +33,14 @@ _PIECE = 1 << 16
 _SMALL_READ = 1 << 12
 """Bytes of a zstd archive unpacked at a time: the less is read ahead, the better is the guess of the rows to come."""
 _EXCERPT = 1000
+_LITERAL = 16
+"""Characters of the longest word or escape of JSON, or more."""
+_BRACKETS, _IN_STRING = re.compile(r'["\[\]{}]'), re.compile(r'"|\\.', re.DOTALL)
 _SPACE = re.compile(r"[ \t\r\n]*")
 _GZIP = b"\x1f\x8b"
 _ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16)))  # frame, skippable frames
+LFS, NO_FILE = b"version https://git-lfs", ("is a pointer of Git LFS, not the file itself", "fetch it: git lfs pull")
+_TAR = slice(257, 262), b"ustar"
 _FOREIGN = {
     b"BZh": ("is a bzip2 archive", "pack it with gzip or zstd, or not at all"),
     b"\xfd7zXZ\x00": ("is an xz archive", "pack it with gzip or zstd, or not at all"),
@@ -43,6 +48,7 @@ _FOREIGN = {
     b"\x89PNG": ("is a picture", "give a file of rows: JSON lines, CSV or Parquet"),
     b"\xff\xd8\xff": ("is a picture", "give a file of rows: JSON lines, CSV or Parquet"),
     b"%PDF": ("is a PDF document", "give a file of rows: JSON lines, CSV or Parquet"),
+    LFS: NO_FILE,
     b"PAR1": ("is a Parquet file", "name it .parquet, or say data.format: parquet"),
 }
 _MARKS = {
@@ -144,6 +150,9 @@ class Lines:
 
     def _split(self, packed: io.BufferedReader) -> Iterator[bytes]:
         file, marked = self._decoded(packed)
+        head, (place, magic) = file.peek(_PIECE), _TAR
+        if head[place] == magic and b"\0" in head[: place.start]:
+            self.refuse("not_supported", "is a tar archive", "unpack it, and give the files of rows in it")
         array = self._json and file.peek(_PIECE)[:_PIECE].lstrip().startswith(b"[")
         lines = _items(file) if array else _bounded(file)
         return lines if marked else self._recoder.lines(lines)
@@ -191,7 +200,7 @@ class _Damaged(Exception):
 
 
 class _NoArray(Exception):
-    """What begins like a JSON array is invalid, or has an item that is too long."""
+    """What begins like a JSON array is invalid."""
 
 
 class _SmallReads:
@@ -283,6 +292,28 @@ def _items(file: io.BufferedReader) -> Iterator[bytes]:
         piece = file.read(BLOCK_BYTES)
         held, place, ended = held[place:] + piece.decode("latin-1"), 0, not piece
 
+    def passed_over() -> bytes:
+        """The item that begins at `place`, by its quotes and brackets alone; of one that is too long, its beginning."""
+        nonlocal place
+        kept, size, depth, in_string, at = "", 0, 0, False, place
+        while True:
+            found = (_IN_STRING if in_string else _BRACKETS).search(held, at)
+            if found is None:
+                if ended:
+                    raise _NoArray("it ends within an item")
+                end = len(held) - (at < len(held) and held[-1] == "\\")  # an escape goes on in the next piece
+                kept, size, place = (kept + held[place:end])[: MAX_LINE_BYTES + 1], size + end - place, end
+                fill()
+                at = 0
+                continue
+            at = found.end()
+            in_string ^= found[0] == '"'
+            depth += (found[0] in "[{") - (found[0] in "]}")
+            if depth == 0 and not in_string:
+                item, size, place = kept + held[place:at], size + at - place, at
+                whole = item.encode("latin-1")
+                return whole if size <= MAX_LINE_BYTES else OverLong(whole[:_EXCERPT])
+
     def next_character() -> str:
         nonlocal place
         while True:
@@ -295,9 +326,11 @@ def _items(file: io.BufferedReader) -> Iterator[bytes]:
     place += 1
     first = True
     while (character := next_character()) != "]":
+        if not character:
+            raise _NoArray("it does not end")
         if not first:
             if character != ",":
-                raise _NoArray("no comma" if character else "it does not end")
+                raise _NoArray("no comma")
             place += 1
             if next_character() == "]":
                 raise _NoArray("a comma without an item behind it")
@@ -307,11 +340,23 @@ def _items(file: io.BufferedReader) -> Iterator[bytes]:
                 _, end = decode(held, place)
                 if end < len(held) or ended:  # a number may go on
                     break
-            except (ValueError, RecursionError) as error:
-                if ended or len(held) - place > MAX_LINE_BYTES:
-                    raise _NoArray("an item is no JSON, longer than 4 MiB, or cut off") from error
+            except RecursionError:
+                end = place
+                break
+            except json.JSONDecodeError as error:
+                if not error.msg.startswith("Unterminated") and error.pos < len(held) - _LITERAL:
+                    raise _NoArray("an item is no JSON") from error
+                if ended:
+                    raise _NoArray("it ends within an item") from error
+                if len(held) - place > MAX_LINE_BYTES:
+                    end = place
+                    break
             fill()
-        yield held[place:end].encode("latin-1")
+        if end == place:
+            yield passed_over()
+            continue
+        fits = end - place <= MAX_LINE_BYTES
+        yield held[place:end].encode("latin-1") if fits else OverLong(held[place:][:_EXCERPT].encode("latin-1"))
         place = end
     place += 1
     if next_character():

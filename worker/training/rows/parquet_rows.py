@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs.errors import BadData
-from worker.training.rows.lines import BLOCK_BYTES, MAX_LINE_BYTES
+from worker.training.rows.lines import BLOCK_BYTES, LFS, MAX_LINE_BYTES, NO_FILE
 from worker.training.rows.row import NOT_UTF8, Row, in_shell
 from worker.training.rows.sources import Hashing, RowFile, changed_error
 
@@ -69,6 +69,8 @@ class ParquetReader:
             raw.seek(0)
             magic = raw.read(len(_MAGIC))
             if magic != _MAGIC:
+                if LFS.startswith(magic):
+                    self._refuse("not_parquet", *NO_FILE)
                 what = "is encrypted Parquet" if magic == _ENCRYPTED else "is read as Parquet, and is something else"
                 self._refuse("not_parquet", what, f"see what it is with: file {in_shell(self._file.name)}")
             done = 0

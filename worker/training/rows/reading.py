@@ -82,13 +82,30 @@ class JsonReader:
         return JsonBlock(self._name, self._lines.number - len(lines) + 1, tuple(lines))
 
 
+class _KeyTwice(Exception):
+    """An object has a key twice."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _KeyTwice
+    return found
+
+
+KEY_TWICE = "a key twice in an object"
+_DECODE = json.JSONDecoder(object_pairs_hook=_object).decode
+
+
 def _row(number: int, line: bytes) -> Row:
     try:
         text = line.decode()
     except UnicodeDecodeError:
         return Row(number, None, NOT_UTF8, line.decode("utf-8", "backslashreplace"))
     try:
-        columns: Any = json.loads(text)  # NaN too, as pandas writes it: a missing value
+        columns = _DECODE(text.removeprefix("\ufeff"))  # NaN too, as pandas writes it: a missing value
+    except _KeyTwice:
+        return Row(number, None, KEY_TWICE, text)
     except (ValueError, RecursionError):
         return Row(number, None, "bad JSON", text)
     if not isinstance(columns, dict):
