@@ -182,7 +182,8 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     mistakes.raise_all()
     looked_at = [*found, *([validating] if validating else [])]
     labels = sum((each.rows.labels for each in looked_at), Counter[str]())
-    task = task.labelled(labels, config, complete=all(each.rows.all_rows for each in looked_at))
+    complete, usable = all(each.rows.all_rows for each in looked_at), sum(len(each.rows.keys) for each in looked_at)
+    task = task.labelled(labels, config, complete=complete, usable=usable)
     if not labels.keys() <= {label.name for label in task.labels}:  # some stand for others, or for none
         looked_at = [each.again(spec, task, rewriter) for each in looked_at]
     left = without_earlier([(each.head, each.rows) for each in looked_at])

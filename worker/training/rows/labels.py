@@ -104,11 +104,13 @@ class LabelTemplate(Template):
     def fill(self, row: Mapping[str, Any], joined: list[Joined] | None = None) -> str:
         """See `Template`. Raises Defect also for a list that is not one label, and for labels that are not known."""
         found = self._labels(row)
+        if len(set(found)) < len(found):
+            raise Defect(LABEL_TWICE)
         if self.known is not None:
             found = [name for label in found for name in self.known.read(label)]
         if any(len(label) > _LONGEST for label in found):
             raise Defect(TOO_LONG)
-        if len(set(found)) < len(found):
+        if len(set(found)) < len(found):  # 1 and 1.0
             raise Defect(LABEL_TWICE)
         return json.dumps(found, ensure_ascii=False) if self.several else found[0]
 

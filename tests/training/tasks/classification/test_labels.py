@@ -16,7 +16,7 @@ from longhaul.jobfile import apply_changes
 from tests.training.tasks.classification.families import write_pretrained
 from tests.training.workplace import Workplace, write_table
 from tests.training.workplace import of_rows as of_rows
-from worker.training.rows.row import NO_LABEL
+from worker.training.rows.row import LABEL_TWICE, NO_LABEL
 from worker.training.tasks.classification import labels as labels_module
 from worker.training.tasks.classification.task import Classification
 
@@ -260,6 +260,26 @@ def test_lists_as_python_or_numpy_writes_them_are_read_with_multi_label(csv_list
     workplace.check(run)
     assert checked(run) == {"1": 4, "2": 4, "blue": 12, "o'hare": 4, "red": 12}
     assert run.preview().labels_noticed == ()
+
+
+@pytest.mark.parametrize(("labels", "are_vectors"), [([[0, 1], [1, 0]], True), ([[0, 1], [1], [0]], False)])
+def test_lists_of_which_each_has_0_and_1_are_refused_as_vectors(
+    labels: list[Any], are_vectors: bool, workplace: Workplace
+) -> None:
+    write(workplace, labels)
+    run = job(workplace, multi_label=True)
+    if not are_vectors:
+        assert workplace.check(run) and list(checked(run)) == ["0", "1"]
+        return
+    with pytest.raises(BadData, match="every row has the labels 0 and 1") as caught:
+        workplace.check(run)
+    assert "a vector of 0 and 1 is no list of labels" in str(caught.value.hint)
+
+
+def test_a_label_twice_is_called_that_though_no_other_row_has_it(workplace: Workplace) -> None:
+    write(workplace, [["a"], ["b"], ["c", "c"]])
+    run = job(workplace, data={"max_invalid_fraction": 0.5}, multi_label=True)
+    assert workplace.check(run)["plan"]["invalid_rows"] == {LABEL_TWICE: 6}
 
 
 def test_text_in_brackets_that_is_no_list_is_one_label(workplace: Workplace) -> None:

@@ -26,7 +26,7 @@ from worker.training.rows.labels import (
     separator_of,
     whole_number,
 )
-from worker.training.rows.row import NO_LABEL, Defect
+from worker.training.rows.row import LABEL_TWICE, NO_LABEL, REPAIRS, Defect
 from worker.training.rows.text import Texts
 
 SEPARATOR = "; "
@@ -79,6 +79,18 @@ def chosen_labels(
             hint="name another column, or all labels in task.labels",
         )
     return labels
+
+
+def check_no_vectors(found: Mapping[str, int], usable: int) -> None:
+    """Raise BadData (`doubtful_label`) where each of so many rows has the labels 0 and 1: [0, 1] and [1, 0] say which
+    of two classes a row has."""
+    if {whole_number(label) for label in found} == {"0", "1"} and sum(found.values()) == 2 * usable:
+        raise BadData(
+            "data.target: every row has the labels 0 and 1: lists such as [0, 1] look like vectors",
+            code="doubtful_label",
+            param="data.target",
+            hint=REPAIRS[LABEL_TWICE],
+        )
 
 
 def rows_of_labels(found: Mapping[str, int], known: KnownLabels) -> Counter[str]:

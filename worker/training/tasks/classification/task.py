@@ -32,6 +32,7 @@ from worker.training.tasks.classification.fused import ClassLoss, balanced, conf
 from worker.training.tasks.classification.labels import (
     ClassEncoder,
     ClassTokenizer,
+    check_no_vectors,
     chosen_labels,
     how_read,
     rows_of_labels,
@@ -153,10 +154,14 @@ class Classification:
     def label_report(self, tokenizer: TokenizerState) -> LabelReport:
         return ClassReport(self.label_names, tokenizer, self.labels_noticed)
 
-    def labelled(self, found: Mapping[str, int], config: Config, *, complete: bool) -> Classification:
+    def labelled(
+        self, found: Mapping[str, int], config: Config, *, complete: bool, usable: int | None = None
+    ) -> Classification:
         """Raises Rejected (`other_labels`), BadData (`doubtful_label`, `too_few_labels`, `too_many_labels`)."""
         if self.labels:
             return self
+        if self.several and self.named is None and not self.as_written and usable is not None:
+            check_no_vectors(found, usable)
         known = layout.labels_of(config) if layout.is_classifier(config) else None
         least = 1 if self.several or not complete else 2
         chosen = chosen_labels(
