@@ -11,11 +11,14 @@ _MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 _DOCUMENT = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
 _PACKAGE = "http://schemas.openxmlformats.org/package/2006"
 _STYLES = (
-    f'<styleSheet xmlns="{_MAIN}"><cellXfs count="4"><xf numFmtId="0"/><xf numFmtId="14"/><xf numFmtId="22"/>'
-    '<xf numFmtId="46"/></cellXfs>'
+    f'<styleSheet xmlns="{_MAIN}"><numFmts count="3"><numFmt numFmtId="164" formatCode="00000"/>'
+    '<numFmt numFmtId="165" formatCode="&quot;A&amp;B-&quot;000"/><numFmt numFmtId="166" formatCode="0.00"/></numFmts>'
+    '<cellStyleXfs count="1"><xf numFmtId="164"/></cellStyleXfs>'
+    '<cellXfs count="7"><xf numFmtId="0"/><xf numFmtId="14"/><xf numFmtId="22"/>'
+    '<xf numFmtId="46"/><xf numFmtId="164"/><xf numFmtId="165"><alignment/></xf><xf numFmtId="166"/></cellXfs>'
     "</styleSheet>"
 )
-DATE, TIME, DURATION = 1, 2, 3
+DATE, TIME, DURATION, ZEROS, NAMED_ZEROS, DECIMALS = range(1, 7)
 """Styles of a number."""
 
 

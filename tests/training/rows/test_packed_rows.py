@@ -13,7 +13,19 @@ from pathlib import Path
 import pytest
 
 from jobs.errors import BadData
-from tests.support.workbooks import DATE, DURATION, TIME, cell, cells_of, ods, xlsx, zipped
+from tests.support.workbooks import (
+    DATE,
+    DECIMALS,
+    DURATION,
+    NAMED_ZEROS,
+    TIME,
+    ZEROS,
+    cell,
+    cells_of,
+    ods,
+    xlsx,
+    zipped,
+)
 from tests.training.rows.test_reading import all_rows, read, reader_of, refusal
 from tests.training.workplace import Workplace
 from tests.training.workplace import of_rows as of_rows
@@ -61,6 +73,19 @@ def test_cells_are_what_they_mean(tmp_path: Path) -> None:
         "long": "26:03:04",
     }  # fmt: skip
     assert type(row.columns["whole"]) is int
+
+
+def test_numbers_that_are_shown_with_zeros_before_them_are_read_as_shown(tmp_path: Path) -> None:
+    columns = {
+        "zip": (cell("A2", 501, ZEROS), "00501"), "long": (cell("B2", 1234567, ZEROS), "1234567"),
+        "named": (cell("C2", 7, NAMED_ZEROS), "A&B-007"), "part": (cell("D2", 0.5, ZEROS), 0.5),
+        "plain": (cell("E2", 501, DECIMALS), 501), "text": (cell("F2", "9", ZEROS), "9"),
+        "sum": (f'<c r="G2" t="n" s="{ZEROS}"><f>A2+1</f><v>502</v></c>', "00502"),
+    }  # fmt: skip
+    cells = "".join(each for each, _ in columns.values())
+    book = xlsx({"One": f'{cells_of([[*columns]])}<row r="2">{cells}</row>'})
+    [row] = read(tmp_path, book, "rows.xlsx")
+    assert row.columns == {name: value for name, (_, value) in columns.items()}
 
 
 def test_cells_of_opendocument_are_what_they_show(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What of a workbook's XML the library that reads it leaves out, rewritten so that it does not.
 
-Formulas whose result the file does not hold become texts, NO_RESULT; so do, in OpenDocument, tabs, line breaks and
+Formulas whose result the file does not hold become texts, NO_RESULT; so do, in Excel's files, whole numbers that their
+format fills up with zeros (00501); in OpenDocument, tabs, line breaks and
 durations from 24 hours on. And there, which cells are merged downwards.
 """
 
@@ -10,11 +11,13 @@ import io
 import re
 import zipfile
 import zlib
+from collections.abc import Mapping
 from html import unescape
+from xml.sax.saxutils import escape
 
 from worker.training.rows.row import NO_RESULT_CELL
 
-_DAMAGED = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, zlib.error)
+_DAMAGED = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, zlib.error, UnicodeError)
 _ATTRIBUTES = rb"""(?:[^<>"']|"[^"]*"|'[^']*')*"""
 _EXCEL_SHEET = re.compile(r"xl/worksheets/[^/]+\.xml", re.IGNORECASE)
 _CALCULATES = re.compile(rb'fullCalcOnLoad="(?:1|true)"')
@@ -23,6 +26,21 @@ _FORMULA = re.compile(
     rb"<((?:\w+:)?)c\b(%(a)s)>(\s*<\1f\b%(a)s(?<!/)>[^<]*</\1f>|\s*<\1f\b%(a)s/>)\s*"
     rb"(?:<\1v\s*/>\s*|<\1v>([^<]*)</\1v>\s*)?</\1c>" % {b"a": _ATTRIBUTES}
 )
+_PLAIN = re.compile(
+    rb"<((?:\w+:)?)c\b(%(a)s)>(\s*(?:<\1f\b%(a)s(?:(?<=/)>|>[^<]*</\1f>)\s*)?)<\1v>(\d+)</\1v>\s*</\1c>"
+    % {b"a": _ATTRIBUTES}
+)
+"""A cell with a whole number, with its formula if it has one."""
+_STYLE = re.compile(rb"""\bs=["'](\d+)["']""")
+_FORMAT = re.compile(rb"<(?:\w+:)?numFmt\b(%b)>" % _ATTRIBUTES)
+_FORMAT_ID, _FORMAT_CODE = (
+    re.compile(rb"""numFmtId=["'](\d+)["']"""),
+    re.compile(rb"""formatCode=(?:"([^"]*)"|'([^']*)')"""),
+)
+_STYLES = re.compile(rb"<(?:\w+:)?cellXfs\b.*?</(?:\w+:)?cellXfs>", re.DOTALL)
+_STYLE_XF = re.compile(rb"<(?:\w+:)?xf\b(%b)>" % _ATTRIBUTES)
+_ZEROS = re.compile(r'(?:\[\$-[0-9A-Fa-f]+\])?((?:"[^"]*"|\\.)*)(0+)')
+"""A format of a text that stays, and zeros alone."""
 _WITH_TYPE = re.compile(rb"""\bt=["'](?!n["'])""")
 _OPEN_CELL = re.compile(
     rb"<table:table-cell\b(%(a)s)(?:(?<=/)>|>\s*</table:table-cell>)" % {b"a": _ATTRIBUTES},
@@ -75,6 +93,7 @@ def completed(content: bytes) -> bytes:
         with zipfile.ZipFile(io.BytesIO(content)) as book:
             names = book.namelist()
             calculates = "xl/workbook.xml" in names and _CALCULATES.search(book.read("xl/workbook.xml")) is not None
+            padded = _padded(book.read("xl/styles.xml")) if "xl/styles.xml" in names else {}
             parts = {}
             for name in names:
                 if name == "content.xml":
@@ -83,6 +102,7 @@ def completed(content: bytes) -> bytes:
                 elif _EXCEL_SHEET.fullmatch(name):
                     before = book.read(name)
                     after = _excel(before, calculates=calculates)
+                    after = _with_zeros(after, padded) if padded else after
                 else:
                     continue
                 if after is not before:
@@ -117,6 +137,37 @@ def _excel(sheet: bytes, *, calculates: bool) -> bytes:
         )  # fmt: skip
 
     after = _FORMULA.sub(marked, sheet)
+    return sheet if after == sheet else after
+
+
+def _padded(styles: bytes) -> dict[bytes, tuple[str, int]]:
+    """By number of a style that fills whole numbers up with zeros: what stands before them, and how many digits."""
+    formats = {}
+    for each in _FORMAT.finditer(styles):
+        number, code = _FORMAT_ID.search(each[1]), _FORMAT_CODE.search(each[1])
+        if number and code and (zeros := _ZEROS.fullmatch(unescape((code[1] or code[2] or b"").decode()))):
+            before = re.sub(r'"([^"]*)"|\\(.)', lambda part: part[1] or part[2] or "", zeros[1])
+            if before or len(zeros[2]) > 1:
+                formats[number[1]] = before, len(zeros[2])
+    block = _STYLES.search(styles)
+    used = [_FORMAT_ID.search(each[1]) for each in _STYLE_XF.finditer(block[0] if block else b"")]
+    return {b"%d" % style: formats[one[1]] for style, one in enumerate(used) if one and one[1] in formats}
+
+
+def _with_zeros(sheet: bytes, padded: Mapping[bytes, tuple[str, int]]) -> bytes:
+    """The sheet with the numbers of these styles as texts, as they are shown."""
+
+    def shown(found: re.Match[bytes]) -> bytes:
+        prefix, attributes, formula, value = found.groups()
+        style = _STYLE.search(attributes)
+        if style is None or style[1] not in padded or _WITH_TYPE.search(attributes):
+            return found[0]
+        before, digits = padded[style[1]]
+        plain = re.sub(rb"""\s+t=["']n["']""", b"", attributes)
+        text = escape(before).encode() + value.zfill(digits)
+        return b'<%bc%b t="str">%b<%bv>%b</%bv></%bc>' % (prefix, plain, formula, prefix, text, prefix, prefix)
+
+    after = _PLAIN.sub(shown, sheet)
     return sheet if after == sheet else after
 
 

@@ -192,9 +192,7 @@ class Task(RowTask, Protocol):
     def by_reply(self) -> bool:
         """See `DataPlan.by_reply`."""
 
-    def labelled(
-        self, found: Mapping[str, int], config: Config, *, complete: bool, usable: int | None = None
-    ) -> Task:
+    def labelled(self, found: Mapping[str, int], config: Config, *, complete: bool, usable: int | None = None) -> Task:
         """The same task, knowing labels and how many rows have each; itself where it has none or knows them.
 
         Its `target_template` then reads rows by them. `config`: of the model that the job names, which may have labels.

@@ -50,9 +50,7 @@ class Unlabelled:
     def reading_as(self, data: DataPlan) -> Self:
         return self
 
-    def labelled(
-        self, found: Mapping[str, int], config: Config, *, complete: bool, usable: int | None = None
-    ) -> Self:
+    def labelled(self, found: Mapping[str, int], config: Config, *, complete: bool, usable: int | None = None) -> Self:
         return self
 
     def counted(self, rows: Rows) -> tuple[LabelPlan, ...]:
