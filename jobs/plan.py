@@ -137,6 +137,9 @@ class DataPlan(Frozen):
     by_reply: bool = False
     """Task `causal`: whether each reply of a chat is learned as the chat template writes it where it is the last. False
     in plans of earlier versions, which took all replies from the text of the whole chat."""
+    ends_kept: bool = False
+    """Task `causal`: whether texts keep the white space that they begin and end with. False in plans of earlier
+    versions, whose rows lost it."""
     labels: tuple[LabelPlan, ...] = ()
     """Task `classification`: the classes, in the order of their numbers; before prepare, those of the first rows."""
     complete: bool = False

@@ -259,6 +259,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         evaluation_rows="random",
         labels_read=task.reads_labels,
         by_reply=task.by_reply,
+        ends_kept=task.keeps_ends,
         labels=task.labels,
     )
     longest = rounded(np.array(list(task.limits(spec.data).values())))

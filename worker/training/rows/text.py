@@ -62,11 +62,14 @@ ODDITIES: Mapping[str, Callable[[str], bool]] = {
 """What may be wrong with a text, for its owner to judge: the text is kept, and counted."""
 OBJECT = "an object"
 """Where a text should be; its fields can be named."""
+ENDS = "white space at both ends removed"
 UNUSED_TOOLS = f"a column {TOOLS}, which is not used: the chat template gets no tools"
 
 
 Joined = tuple[str, list[Any], str]
 """Name of a column, the list in it, and the text that it became."""
+Changed = tuple[str, str, str]
+"""What was done to a text, before and after."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,8 @@ class Template:
     """Of a target: the columns beside it that a row is read by."""
     in_turns: bool = False
     """Of a target: whether earlier turns and a system prompt stay turns, for a model that reads chats."""
+    keeps_ends: bool = False
+    """Of a target: whether the texts of a row keep the white space that they begin and end with."""
     verbatim: ClassVar[bool] = False
     """Whether no character of the text is rewritten, whatever the tokenizer knows."""
 
@@ -144,7 +149,7 @@ class Template:
     @property
     def decides(self) -> object:
         """Whatever of it decides what a row becomes; JSON."""
-        beside = self.companions.model_dump(exclude_none=True)
+        beside = self.companions.model_dump(exclude_none=True) | ({"keeps_ends": True} if self.keeps_ends else {})
         return [self.source, beside] if beside else self.source
 
     @property
@@ -218,16 +223,22 @@ class Texts:
 
     @property
     def key(self) -> int:
-        """The first 64 bits of the hash of all: equal rows have equal keys."""
+        """The first 64 bits of the hash of all but the white space at their ends: equal rows have equal keys."""
         if self.turns:
-            return _hash64(repr((self.turns, self.tools) if self.tools else self.turns).encode())
-        return _hash64(f"{self.input}\0{self.target}".encode())
+            turns = tuple(map(_without_ends, self.turns))
+            return _hash64(repr((turns, self.tools) if self.tools else turns).encode())
+        return _hash64(f"{self.input.strip()}\0{self.target.strip()}".encode())
 
     @property
     def split_key(self) -> int:
         """The same of the input's letters and digits (without an input, the target's): rows whose inputs differ only in
         case, accents, spaces or punctuation have equal ones, and go to the same side of a split."""
         return _hash64(letters_and_digits(self.input or self.target))
+
+    def without_indents(self) -> Texts:
+        """The same, where no learned text begins with white space."""
+        turns = tuple(replace(turn, content=turn.content.lstrip()) if turn.learned else turn for turn in self.turns)
+        return replace(self, target=self.target.lstrip(), turns=turns)
 
     @property
     def all(self) -> Sequence[str]:
@@ -271,7 +282,7 @@ class RowReader:
     def read(self, columns: Mapping[str, Any]) -> Texts:
         """The texts of one row. Raises Defect."""
         joined: list[Joined] = []
-        changed: list[tuple[str, str]] = []
+        changed: list[Changed] = []
         odd = judged(columns, self._target.companions)
         before = self._before(columns)
         turns = self._target.turns(columns) if self._input is None else self._pair(columns)
@@ -289,8 +300,8 @@ class RowReader:
             self.noticed[odd] += 1
         for column, items, text in joined:
             self._count(f"list in {column} joined", items, text)
-        for text, rewritten in changed:
-            self._count("characters rewritten", text, rewritten)
+        for what, text, rewritten in changed:
+            self._count(what, text, rewritten)
         for column in self._columns:
             if list_in(columns.get(column)) is not None:
                 self.noticed[f"a JSON array as the text of {column}"] += 1
@@ -344,7 +355,7 @@ class RowReader:
         return _joined_turns(turns_before(system, None), turns_before(None, history))
 
     def _asked(
-        self, columns: Mapping[str, Any], before: tuple[Turn, ...], joined: list[Joined], changed: list[tuple[str, str]]
+        self, columns: Mapping[str, Any], before: tuple[Turn, ...], joined: list[Joined], changed: list[Changed]
     ) -> tuple[str, tuple[Turn, ...]]:
         """The input of a row as text; where turns are before it, these and its own as well. Raises Defect."""
         if self._input is None or not before:
@@ -383,34 +394,37 @@ class RowReader:
             self.examples[what] = [text[:_EXAMPLE], after[:_EXAMPLE]]
 
     def _text(
-        self, template: Template, columns: Mapping[str, Any], joined: list[Joined], changed: list[tuple[str, str]]
+        self, template: Template, columns: Mapping[str, Any], joined: list[Joined], changed: list[Changed]
     ) -> str:
         names = " and ".join(one.name for one in template.placeholders)
         return self._checked(template.fill(columns, joined), names, changed, verbatim=template.verbatim)
 
-    def _checked_turn(self, turn: Turn, changed: list[tuple[str, str]]) -> Turn:
+    def _checked_turn(self, turn: Turn, changed: list[Changed]) -> Turn:
         """A system prompt may be empty, which is not the same as none: Qwen2.5 then writes one of its own."""
         if turn.role == "system" and not turn.content.strip():
-            return replace(turn, content="")
+            return turn if self._target.keeps_ends else replace(turn, content="")
         if not turn.content.strip() and (turn.calls or turn.role == TOOL):
             content = ""
         else:
             content = self._checked(turn.content, f"{turn.role} turn", changed)
-        reasoning = self._checked(turn.reasoning, "reasoning", changed) if turn.reasoning.strip() else ""
+        reasoning = self._checked(turn.reasoning.strip(), "reasoning", changed) if turn.reasoning.strip() else ""
         return replace(turn, content=content, reasoning=reasoning)
 
-    def _checked(self, text: str, name: str, changed: list[tuple[str, str]], *, verbatim: bool = False) -> str:
+    def _checked(self, text: str, name: str, changed: list[Changed], *, verbatim: bool = False) -> str:
         """A text as it is learned from; `name`: what it is, for a defect."""
         if not text.isprintable() and NO_RESULT_CELL in text:
             raise Defect(NO_RESULT)
         if not text.isprintable() and (damage := _CONTROL.search(text)):
             raise Defect(f"control character U+{ord(damage.group()):04X}")
         if not verbatim and self._rewrite is not None and (rewritten := self._rewrite(text, self.normalized)) != text:
-            changed.append((text, rewritten))
+            changed.append(("characters rewritten", text, rewritten))
             text = rewritten
-        text = text.strip()
-        if not text:
+        bare = text.strip()
+        if not bare:
             raise Defect(f"empty {name}")
+        if bare != text and not self._target.keeps_ends:
+            changed.append((ENDS, text, bare))
+            text = bare
         if not text.isascii() and _half_a_character(text):
             raise Defect("half a surrogate pair")
         return text
@@ -433,7 +447,7 @@ def letters_and_digits(text: str) -> bytes:
         bare = text.lower().encode().translate(None, _NOT_ALPHANUMERIC)
     else:
         bare = "".join(filter(str.isalnum, unicodedata.normalize("NFKD", text).casefold())).encode()
-    return bare or text.encode()
+    return bare or text.strip().encode()
 
 
 def template(text: str, param: str) -> Template:
@@ -550,6 +564,10 @@ def iso_text(value: date | time) -> str:
 
 def _is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))  # how pandas writes a missing one
+
+
+def _without_ends(turn: Turn) -> Turn:
+    return replace(turn, content=turn.content.strip())
 
 
 def _half_a_character(text: str) -> bool:

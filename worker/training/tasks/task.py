@@ -192,6 +192,10 @@ class Task(RowTask, Protocol):
     def by_reply(self) -> bool:
         """See `DataPlan.by_reply`."""
 
+    @property
+    def keeps_ends(self) -> bool:
+        """See `DataPlan.ends_kept`."""
+
     def labelled(self, found: Mapping[str, int], config: Config, *, complete: bool, usable: int | None = None) -> Task:
         """The same task, knowing labels and how many rows have each; itself where it has none or knows them.
 

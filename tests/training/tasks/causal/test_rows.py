@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,15 @@ import pytest
 from tokenizers import AddedToken, processors
 from transformers import AutoTokenizer
 
+from jobs.companions import NO_COMPANIONS
 from jobs.errors import Rejected
 from worker.training.dataset.encoding import EncodedRows
 from worker.training.rows.row import Defect
 from worker.training.rows.text import RowReader, Texts, template
 from worker.training.tasks.causal import builtin, chat
 from worker.training.tasks.causal.batches import prompt_length
-from worker.training.tasks.causal.rows import CausalEncoder, CausalTokenizer, tried
+from worker.training.tasks.causal.rows import INDENTED, CausalEncoder, CausalTokenizer, tried
+from worker.training.tasks.causal.task import Causal
 
 LIMITS = {"input": 256, "target": 256}
 CHATML = builtin.CHAT_TEMPLATE
@@ -97,8 +98,8 @@ def with_template(folder: Path, tmp_path: Path, text: str | None, **generation: 
 
 
 def texts_of(row: dict[str, Any], input: str | None = None, target: str = "messages") -> Texts:
-    read_as = replace(template(target, "data.target"), in_turns=True)
-    return RowReader(None if input is None else template(input, "data.input"), read_as, None).read(row)
+    own = Causal().target_template(target, NO_COMPANIONS)
+    return RowReader(None if input is None else template(input, "data.input"), own, None).read(row)
 
 
 def encoded(tokenizer: CausalTokenizer, *texts: Texts, everything: bool = False, **limits: int) -> EncodedRows:
@@ -132,13 +133,51 @@ def test_tokens_are_those_of_transformers_and_replies_with_their_ends_are_learne
     assert end in tokenizer.chat.ends and tokenizer.open().token_to_id(end) in tokenizer.end_ids
 
 
-def test_an_empty_system_prompt_is_written_as_the_template_writes_it(folder: Path, tmp_path: Path) -> None:
+CODE = {"user": "  Indent it:\n", "assistant": "    return kettle\n\n"}
+
+
+@pytest.mark.parametrize("name", [*GOOD, None])
+def test_the_white_space_at_both_ends_of_texts_is_learned(name: str | None, folder: Path, tmp_path: Path) -> None:
+    tokenizer = with_template(folder, tmp_path, None if name is None else GOOD[name])
+    turns = [{"role": role, "content": text} for role, text in CODE.items()]
+    pair = texts_of({"prompt": CODE["user"], "completion": CODE["assistant"]}, "prompt", "completion")
+    if name is None:
+        assert learned(tokenizer, encoded(tokenizer, pair)) == "    return kettle\n\n<|im_end|>"
+        plain = encoded(tokenizer, texts_of({"text": CODE["assistant"]}, target="text"))
+        whole = tokenizer.open().decode(plain.sides["input"].tokens.tolist(), skip_special_tokens=False)
+        assert whole == "    return kettle\n\n<|im_end|>"
+        return
+    stock: Any = AutoTokenizer.from_pretrained(tmp_path)
+    expected: Any = stock.apply_chat_template(turns, tokenize=True, return_dict=False)
+    for texts in (texts_of({"messages": turns}), pair):
+        rows = encoded(tokenizer, texts)
+        assert rows.sides["input"].tokens.tolist() == expected and not rows.defects and not rows.noticed.total()
+    bare = [turn | {"content": turn["content"].strip()} for turn in turns]
+    assert texts_of({"messages": bare}).key == texts_of({"messages": turns}).key, "a duplicate all the same"
+
+
+def test_a_reply_whose_line_break_the_tokenizer_joins_with_the_prompt_is_learned_without_it(tmp_path: Path) -> None:
+    said = ["Where is my kettle? It is on its way.", "\n\n"] * 3
+    builtin.learn_tokenizer(said).save_pretrained(tmp_path)
+    tokenizer = with_template(tmp_path, tmp_path, CHATML)
+    turns = [{"role": "user", "content": "Where?\n"}, {"role": "assistant", "content": "\n On its way.\n"}]
+    rows = encoded(tokenizer, texts_of({"messages": turns}))
+    assert learned(tokenizer, rows) == "On its way.\n<|im_end|>"
+    assert rows.noticed[INDENTED] == 1 and not rows.defects
+    shown = CausalEncoder(tokenizer, LIMITS, everything=False).preview(1, texts_of({"messages": turns}), {})
+    assert [span.text for span in shown.spans if span.learned] == ["On its way.\n<|im_end|>"]
+
+
+@pytest.mark.parametrize("content", ["", " "])
+def test_an_empty_system_prompt_is_written_as_the_template_writes_it(
+    content: str, folder: Path, tmp_path: Path
+) -> None:
     tokenizer = with_template(folder, tmp_path, CHATML)
-    row = {"messages": [{"role": "system", "content": " "}, *ROW["messages"]]}
+    row = {"messages": [{"role": "system", "content": content}, *ROW["messages"]]}
     rows = encoded(tokenizer, texts_of(row))
     stock: Any = AutoTokenizer.from_pretrained(tmp_path)
-    said = [{"role": "system", "content": ""}, *ROW["messages"]]
-    assert rows.sides["input"].tokens.tolist() == stock.apply_chat_template(said, tokenize=True, return_dict=False)
+    expected: Any = stock.apply_chat_template(row["messages"], tokenize=True, return_dict=False)
+    assert rows.sides["input"].tokens.tolist() == expected
     with pytest.raises(Defect, match="empty user turn"):
         texts_of({"messages": [{"role": "user", "content": " "}, *ROW["messages"][1:]]})
 

@@ -7,6 +7,8 @@ import io
 import json
 import os
 import re
+import shutil
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,13 @@ from jobs.preview import DataPreview
 from tests.training.attempts import attempt, facts, logged, same_tensors, trained
 from tests.training.stepping import Noting
 from tests.training.tasks.causal.families import FAMILIES, VOCABULARY, config_of, model_of
-from tests.training.workplace import EXAMPLES, Workplace, pairs
+from tests.training.workplace import EXAMPLES, Workplace, dataset_of, pairs
 from tests.training.workplace import of_rows as of_rows
 from worker.training.dataset.data import PreparedDataset
 from worker.training.generation.serving import learned_new_tokens
 from worker.training.models.model_files import readable_config, validate_folder
 from worker.training.network.model import load
+from worker.training.rows.text import ENDS
 from worker.training.tasks.causal import builtin
 from worker.training.tasks.causal.layout import CausalFlops, layout_of
 from worker.training.tasks.causal.task import Causal
@@ -100,6 +103,31 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_its_model_writes_what_the_job_wro
     )
     opened = AutoModelForCausalLM.from_pretrained(whole.model)
     assert opened.get_output_embeddings().weight is opened.get_input_embeddings().weight
+
+
+def test_rows_of_an_earlier_version_stay_without_the_white_space_at_their_ends(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workplace.rows("rows.jsonl", [{"text": f"    return {n}\n"} for n in range(20)])
+    asked: dict[str, Any] = {"model": "builtin:qwen-tiny", "data": {"validation": 0.0}}
+    before, now = (workplace.job(**asked) for _ in range(2))
+    with monkeypatch.context() as earlier:
+        earlier.setattr(Causal, "__init__", partialmethod(Causal.__init__, keeps_ends=False))
+        workplace.check(before)
+    workplace.check(now)
+    assert (before.plan().data.ends_kept, now.plan().data.ends_kept) == (False, True)
+    rewritten = [workplace.prepare_only(run)["data"]["rewritten"] for run in (before, now)]
+    assert rewritten == [{ENDS: 20}, {}]
+    first = [
+        AutoTokenizer.from_pretrained(run.plan().model.folder).decode(dataset_of(run).train.input(0).tolist()[:-1])
+        for run in (before, now)
+    ]
+    assert first == ["return 0", "    return 0\n"]
+    shutil.rmtree(workplace.settings.prepared)
+    monkeypatch.setattr(RunDir, "plan_is_final", lambda run: True)  # an attempt has trained with it
+    plan = before.plan()
+    workplace.prepare_only(before)
+    assert before.plan() == plan, "the same rows by the same name"
 
 
 def test_each_token_is_counted_once(workplace: Workplace) -> None:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 NOTHING_LEARNED = "no reply within data.max_tokens"
 ACROSS = "a token across the beginning of a reply"
 REPLIES_CUT = "a chat with replies beyond data.max_tokens, which are not learned"
+INDENTED = "a reply without the white space that it begins with, which the tokenizer joins with the prompt"
 OTHER_PROMPT = "a reply behind other tokens than its prompt has when the model is asked"
 _HELP = {
     NO_TEMPLATE: "take an instruct model, whose tokenizer has a chat template",
@@ -159,9 +160,11 @@ class CausalEncoder:
         unknown: dict[int, Counter[str]] = {}
         whole_targets: dict[int, str] = {}
         noticed: Counter[str] = Counter()
-        for place, row in rendered.items():
+        for place, whole in rendered.items():
             try:
-                found = self._examples(row, list(islice(encodings, len(row))))
+                row, own = self._unjoined(texts[place], whole, list(islice(encodings, len(whole))))
+                noticed[INDENTED] += row is not whole
+                found = self._examples(row, own)
             except Defect as defect:
                 defects[place] = str(defect)
                 continue
@@ -189,8 +192,9 @@ class CausalEncoder:
 
     def preview(self, number: int, texts: Texts, rewritten: Mapping[str, int]) -> RowPreview:
         """The row as the template writes it, what of it is learned, and what is cut off."""
-        row = self._rendered(texts)
-        found = self._examples(row, self._encodings(row))
+        whole = self._rendered(texts)
+        row, own = self._unjoined(texts, whole, self._encodings(whole))
+        found = self._examples(row, own)
         counts, cut, unknown = np.zeros(2, np.int64), np.zeros(2, np.int64), Counter[str]()
         shown = []
         for rendered, encoding, ids, positions, _ in found:
@@ -214,6 +218,17 @@ class CausalEncoder:
     def _rendered(self, texts: Texts) -> Sequence[Rendered]:
         return self._tokenizer.chat.render(texts, everything=self._everything, learn=self._learn)
 
+    def _unjoined(
+        self, texts: Texts, rendered: Sequence[Rendered], encodings: Sequence[Encoding]
+    ) -> tuple[Sequence[Rendered], Sequence[Encoding]]:
+        """The same examples; where a token reaches across the beginning of a reply that begins with white space, those
+        without that. The model is asked for a reply behind the whole prompt, so no other row can teach it. Raises
+        Defect."""
+        if not any(map(_is_across, rendered, encodings)) or (bare := texts.without_indents()) == texts:
+            return rendered, encodings
+        rendered = self._rendered(bare)
+        return rendered, self._encodings(rendered)
+
     def _encodings(self, rendered: Sequence[Rendered]) -> list[Encoding]:
         return self._fast.encode_batch([one.text for one in rendered], add_special_tokens=False) if rendered else []
 
@@ -232,10 +247,10 @@ class CausalEncoder:
         offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         learned = np.zeros(len(offsets), bool)
         as_asked = True
+        if _is_across(rendered, encoding):
+            raise Defect(ACROSS)
         for span in rendered.spans:
             begin, end = span.reply
-            if ((offsets[:, 0] < begin) & (offsets[:, 1] > begin)).any():
-                raise Defect(ACROSS)
             as_asked = as_asked and self._as_asked(rendered.text, begin, own, offsets[:, 0])
             # Some end tokens take the white space behind them along (Phi-3's), and then end behind the span.
             of_reply = (offsets[:, 0] >= begin) & (offsets[:, 0] < end)
@@ -321,6 +336,13 @@ def tried(
     if texts and len(of_template) == len(texts):
         raise unusable_template(of_template[0])
     return tokenizer
+
+
+def _is_across(rendered: Rendered, encoding: Encoding) -> bool:
+    """Whether a token reaches across the beginning of a reply."""
+    offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+    begins = (span.reply[0] for span in rendered.spans)
+    return any(((offsets[:, 0] < begin) & (offsets[:, 1] > begin)).any() for begin in begins)
 
 
 def unusable_template(defect: str) -> Rejected:

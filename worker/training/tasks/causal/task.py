@@ -58,6 +58,8 @@ class Causal(Unlabelled):
     """Adapters are delivered without the model."""
     by_reply: bool = True
     """See `DataPlan`. The rows of an earlier version can be read, and are not prepared any more."""
+    keeps_ends: bool = True
+    """See `DataPlan.ends_kept`."""
     name: ClassVar[str] = "causal"
     targets_apart: ClassVar[bool] = False
     limit_keys: ClassVar[tuple[str, ...]] = ("data.max_tokens",)
@@ -79,7 +81,7 @@ class Causal(Unlabelled):
         return [self.everything, "by reply", *part] if self.by_reply else self.everything
 
     def reading_as(self, data: DataPlan) -> Causal:
-        return replace(self, by_reply=data.by_reply)
+        return replace(self, by_reply=data.by_reply, keeps_ends=data.ends_kept)
 
     def templates(
         self,
@@ -92,7 +94,7 @@ class Causal(Unlabelled):
         return choose_templates(input, target, columns, source, WHOLE, elsewhere)
 
     def target_template(self, text: str, companions: CompanionColumns) -> Template:
-        return replace(super().target_template(text, companions), in_turns=True)
+        return replace(super().target_template(text, companions), in_turns=True, keeps_ends=self.keeps_ends)
 
     def row_format(self, columns: Collection[str]) -> str | None:
         """See `Task`."""

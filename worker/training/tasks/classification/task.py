@@ -77,6 +77,7 @@ class Classification:
     unit: ClassVar[str] = "row"
     has_labels: ClassVar[bool] = True
     keeps_line_breaks: ClassVar[bool] = False
+    keeps_ends: ClassVar[bool] = False
     models: ClassVar[str] = "BERT, RoBERTa, DeBERTa, ModernBERT, DistilBERT and other encoders"
 
     @classmethod
