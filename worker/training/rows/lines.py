@@ -301,7 +301,7 @@ def _items(file: io.BufferedReader) -> Iterator[bytes]:
             if found is None:
                 if ended:
                     raise _NoArray("it ends within an item")
-                end = len(held) - (at < len(held) and held[-1] == "\\")  # an escape goes on in the next piece
+                end = len(held) - (at < len(held) and held[-1] == "\\")  # half an escape
                 kept, size, place = (kept + held[place:end])[: MAX_LINE_BYTES + 1], size + end - place, end
                 fill()
                 at = 0

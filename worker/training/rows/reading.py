@@ -12,7 +12,6 @@ import json
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 from jobs.data_names import data_format
 from jobs.errors import BadData
@@ -86,7 +85,7 @@ class _KeyTwice(Exception):
     """An object has a key twice."""
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         raise _KeyTwice
