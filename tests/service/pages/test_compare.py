@@ -25,6 +25,7 @@ def test_from_the_table_to_why_one_fits_and_the_other_does_not(
         expect(cause).to_contain_text("data.max_tokens is 2,048, not 512")
         expect(cause).to_contain_text("the adapters are float32, not bfloat16")
         assert cause.locator("dt").count() == 2
+        assert page.locator("svg .measured, .legend .measured").count() == 0, "the legend names what is drawn"
         page.get_by_role("link", name="support-chat-long").click()
         expect(page.locator(".notice.bad")).to_contain_text("The smallest setting needs 27.4 GiB")
         page.goto(f"{service.url}/compare?jobs={jobs['recipes-xl']},{jobs['tickets']}")
