@@ -21,6 +21,7 @@ from jobs.disk.rundir import RunDir
 from jobs.errors import NotFound, UserError
 from jobs.frozen import Frozen
 from jobs.generation import (
+    MOST_TOOLS,
     GenerateBody,
     Generated,
     NewTokens,
@@ -78,18 +79,12 @@ class ChatMessageBody(_Body):
     """What is said; may be left out of a reply that only calls."""
     name: str | None = None
     """Used of a turn of a tool: its function."""
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)] | None = None
     """What a reply called."""
-    tool_call_id: str | None = None
+    tool_call_id: Annotated[str, Field(max_length=200)] | None = None
     """Of a turn of a tool: the call whose result it is."""
     reasoning_content: str | None = None
     """What a reply thought."""
-
-    @model_validator(mode="after")
-    def _says_something(self) -> ChatMessageBody:
-        if self.content == "" and "content" not in self.model_fields_set and not self.tool_calls:
-            raise ValueError("has neither content nor tool_calls")
-        return self
 
     @field_validator("content", mode="wrap")
     @classmethod
@@ -156,7 +151,7 @@ class ChatBody(_Body):
     """Not used."""
     parallel_tool_calls: bool | None = None
     """Not used."""
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)] | None = None
     """Functions that the reply may call: the chat template of the model gets them. Calls are in the content of the
     reply, as the template writes them."""
     tool_choice: Literal["none", "auto"] | None = None
@@ -304,7 +299,7 @@ def generate_body(chat: ChatBody, checkpoint: str | None) -> GenerateBody:
             "content": each.content if isinstance(each.content, str) else "".join(part.text for part in each.content),
         }
         | {key: value for key in _OF_CALLS if (value := getattr(each, key)) is not None}
-        | ({"name": each.name} if each.role == "tool" and each.name else {})
+        | ({"name": each.name[:200]} if each.role == "tool" and each.name else {})
         for each in chat.messages
     ]
     options = {
