@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -232,11 +231,14 @@ def test_a_template_takes_paths_and_leaves_out_what_is_optional(text: str, fille
     ],
 )  # fmt: skip
 def test_a_path_that_leads_nowhere_rejects_the_row(text: str, reason: str) -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
     columns = {
         "a": {"b": "x"}, "m": [{"content": "Hi"}], "turns": [{"role": "user", "content": "Hi"}],
         "endless": [float("nan"), {"a": -float("inf")}], "bytes": b"caf\xe9", "span": timedelta(1),
         "long": Decimal("0.123456789012345678901234567890"), "keys": {date(2020, 1, 31): 1},
-        "deep": functools.reduce(lambda inner, _: [inner], range(100_000), []),
+        "deep": deep,
     }  # fmt: skip
     with pytest.raises(Defect, match=re.escape(reason)):
         template(text, "data.input").fill(columns)
