@@ -59,7 +59,7 @@ def test_a_line_that_is_wrong_is_named_before_anything_is_written(rows: Path, tm
 
 
 def test_options_of_the_command_are_all_that_the_route_has() -> None:
-    inputs = {"input", "row", "rows", "messages", "stream"}
+    inputs = {"input", "row", "rows", "messages", "tools", "stream"}
     assert {*OPTIONS, "base", "stop"} == GenerateBody.model_fields.keys() - inputs
     assert {*SAMPLING, "temperature"} == Sampling.model_fields.keys()
 
