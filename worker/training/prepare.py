@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from jobs.attempt import PrepareResult
@@ -25,7 +26,7 @@ from jobs.plan import DataPlan, ModelPlan, Plan, make_plan, resolve_dtype
 from jobs.spec import BUILTIN_MODELS, JobSpec
 from worker.training.checkpoints.adoption import adopt
 from worker.training.dataset.assembly import PICTURE, REJECTED, REPORT
-from worker.training.dataset.data import PreparedDataset
+from worker.training.dataset.data import EARLIER_FORMAT, PreparedDataset
 from worker.training.dataset.inspection import inspect_rows
 from worker.training.dataset.preview import preview_rows, rewriter_of
 from worker.training.dataset.writing import dataset_key, first_texts, labels_of, write_dataset
@@ -80,7 +81,10 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
     asked = spec.data
     if (fraction := plan.data.validation_fraction) is not None:
         asked = asked.model_copy(update={"validation": fraction})
-    folder = settings.prepared / dataset_key(read, tokenizer_fingerprint(model), asked, task)
+    key = partial(dataset_key, read, tokenizer_fingerprint(model), asked, task)
+    folder, before = (settings.prepared / key(format) for format in (None, EARLIER_FORMAT))
+    if begun and before.is_dir():
+        folder = before
 
     def make(partial: Path) -> None:
         check_preparable(task, spec)

@@ -58,6 +58,8 @@ class Manifest(Frozen):
 
 FORMAT = 12
 """Goes up whenever the same rows would be prepared differently."""
+EARLIER_FORMAT = 11
+"""Of the version before: jobs that have trained on rows in it go on with them."""
 SIDES = ("input", "target")
 PARTS = ("train", "validation")
 MANIFEST = "manifest.json"

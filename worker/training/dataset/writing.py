@@ -33,15 +33,21 @@ BLOCK_ROWS = 500
 log = logging.getLogger("longhaul.trainer")
 
 
-def dataset_key(sources: Sequence[tuple[Source, Templates]], tokenizer: str, data: DataSpec, task: RowTask) -> str:
+def dataset_key(
+    sources: Sequence[tuple[Source, Templates]],
+    tokenizer: str,
+    data: DataSpec,
+    task: RowTask,
+    format: int | None = None,
+) -> str:
     """Name of the prepared dataset: whatever decides its bytes, hashed; so neither the seed nor the weights of sources.
 
-    `sources` with their templates; `tokenizer`: a fingerprint.
+    `sources` with their templates; `tokenizer`: a fingerprint; `format`: None for that of this version.
     """
     named = [[one and one.decides for one in both] for _, both in sources]
     return content_key(
         [
-            FORMAT,
+            FORMAT if format is None else format,
             [[format_of(file, source.format, source.param) for file in source.files] for source, _ in sources],
             [each for source, _ in sources for each in source.hashes],
             named[0] if all(each == named[0] for each in named) else named,

@@ -28,6 +28,8 @@ from tests.training.tasks.causal.test_rows import CHATML, LIMITS, LLAMA, encoded
 from tests.training.tasks.causal.test_rows import folder as folder
 from tests.training.workplace import Workplace, dataset_of
 from tests.training.workplace import of_rows as of_rows
+from worker.training.dataset.data import EARLIER_FORMAT
+from worker.training.prepare import check_preparable
 from worker.training.rows.chat import NO_CALL, NO_FUNCTIONS, REASONING
 from worker.training.rows.row import Defect
 from worker.training.rows.text import UNUSED_TOOLS, RowReader, template
@@ -339,6 +341,7 @@ def test_the_rows_of_an_earlier_version_are_read_and_not_prepared_again(
         earlier.setattr(Causal, "__init__", partialmethod(Causal.__init__, by_reply=False))
         earlier.setattr(Causal, "reading_as", lambda self, _: self)
         earlier.setattr("worker.training.prepare.check_preparable", lambda *_: None)
+        earlier.setattr("worker.training.dataset.writing.FORMAT", EARLIER_FORMAT)
         workplace.prepare(before)
     monkeypatch.setattr(RunDir, "plan_is_final", lambda _: True)
     plan = before.plan()
@@ -348,9 +351,11 @@ def test_the_rows_of_an_earlier_version_are_read_and_not_prepared_again(
     assert workplace.prepare(now) and now.plan().data.prepared != plan.data.prepared, "other rows have another name"
     shutil.rmtree(workplace.settings.prepared)
     monkeypatch.setattr(RunDir, "plan_is_final", lambda _: True)
-    with pytest.raises(Rejected, match="an earlier version of Longhaul prepared them") as caught:
+    with pytest.raises(Rejected, match="it has changed, or Longhaul has") as caught:
         workplace.prepare_only(before)
     assert caught.value.detail_code == "content_changed"
+    with pytest.raises(Rejected, match="an earlier version of Longhaul prepared them"):
+        check_preparable(Causal(by_reply=False), before.spec())
 
 
 # -- tools -------------------------------------------------------------------------------------------------------------
