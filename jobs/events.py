@@ -972,7 +972,8 @@ class JobSucceeded(Fact):
         if self.model is None:
             figures = (f"{name} {text}" for name, text in self.measured.items())
             return ", ".join(["succeeded: the model is evaluated", *figures])
-        loss = f", validation loss {format_figure(self.loss)}" if self.loss is not None else ""
+        by_loss = self.verdict is not None and self.verdict.metric == EvaluationMetric.LOSS  # which then says it
+        loss = "" if self.loss is None or by_loss else f", validation loss {format_figure(self.loss)}"
         judged = f"; {self.verdict.text}" if self.verdict is not None else ""
         chosen = f" ({self.chosen_text})" if self.chosen_text else ""
         early = "ended early, " if self.reason is Reason.EARLY_STOPPED else ""

@@ -11,6 +11,7 @@ from jobs.events import (
     EvaluationFinished,
     Event,
     Fault,
+    JobSucceeded,
     MemoryPlanned,
     OomRecovered,
     TaskStarted,
@@ -19,6 +20,7 @@ from jobs.events import (
     level,
 )
 from jobs.reasons import Reason
+from jobs.verdict import ConfidenceInterval, Verdict
 from service.answers.wording import sentence
 from tests.support.samples import prepared
 
@@ -119,3 +121,12 @@ def test_what_is_odd_about_labels_is_said() -> None:
         update={"validation_only": [], "labels_alike": (), "labels_noticed": (), "contradictory_texts": 0}
     )
     assert worded(prepared(4, train_rows=100, labels=usual)) == "prepared: 100 training rows, 4 steps to train"
+
+
+def test_a_loss_that_judges_the_model_is_said_once() -> None:
+    done = JobSucceeded(model="model", step=9, loss=1.5)
+    assert worded(done) == "succeeded: the model of step 9 is in model/, validation loss 1.5000"
+    for metric, times in ("loss", 1), ("chrf", 2):
+        verdict = Verdict.of(metric, 1.5, ConfidenceInterval(low=1.4, high=1.6), {})
+        text = worded(done.model_copy(update={"verdict": verdict}))
+        assert text.count(" 1.5") == times, text
