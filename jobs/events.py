@@ -1055,8 +1055,3 @@ class Event(Frozen):
 EvaluationFinished.model_rebuild()
 any_fact: TypeAdapter[AnyFact] = TypeAdapter(AnyFact)
 EVENT_TYPES: tuple[str, ...] = tuple(each.model_fields["type"].default for each in get_args(get_args(AnyFact)[0]))
-
-
-def level(fact: AnyFact) -> Level:
-    """How loud it is."""
-    return fact.level

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from jobs.answers import Hyperparameters, Job, JobActivity, JobGpu, JobList, Page, Progress, ShownEvent
 from jobs.attempt import PHASE_WORDS, Activity
 from jobs.estimate import left_s, present
-from jobs.events import Event, level
+from jobs.events import Event
 from jobs.metrics import MetricRow
 from jobs.record import JobRecord
 from jobs.redis.store import RawJob, StoredJob
@@ -102,7 +102,7 @@ def event_answer(event: Event) -> ShownEvent:
         created_at=int(event.at),
         at=event.at,
         attempt=event.attempt,
-        level=level(event.fact),
+        level=event.fact.level,
         message=sentence(event),
         type=event.type,
         data={name: value for name, value in event.fact if name != "type"},

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jobs.events import Event, level
+from jobs.events import Event
 from service.files.confined import Found
 
 EventKind = Literal["", "warnings", "job", "attempts", "evaluations", "checkpoints", "memory"]
@@ -71,6 +71,6 @@ def newest_of(kind: EventKind, events: Sequence[Event], limit: int) -> tuple[lis
     found = [
         event
         for event in reversed(events)
-        if not kind or (level(event.fact) != "info" if kind == "warnings" else kind_of(event.type) == kind)
+        if not kind or (event.fact.level != "info" if kind == "warnings" else kind_of(event.type) == kind)
     ]
     return found[:limit], found[limit - 1].number if len(found) > limit else None

@@ -17,7 +17,6 @@ from jobs.events import (
     TaskStarted,
     TaskSubmitted,
     TaskWaiting,
-    level,
 )
 from jobs.reasons import Reason
 from jobs.verdict import ConfidenceInterval, Verdict
@@ -42,7 +41,7 @@ def test_memory_that_ran_out_is_told_with_cause_bucket_and_figures() -> None:
         "6.0 GiB held by other processes); the step was redone with the same micro-batches of 8 "
         "(input ≤ 256, target ≤ 512), at a cost of 0.8 s"
     )
-    assert level(BARE) == "warn"
+    assert BARE.level == "warn"
 
 
 def test_how_an_attempt_ended_is_said_once() -> None:

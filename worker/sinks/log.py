@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import JsonValue
 
-from jobs.events import Event, JobSubmitted, level
+from jobs.events import Event, JobSubmitted
 from jobs.metrics import MetricRow
 from jobs.text.units import one_line
 from worker.sinks.base import DONE, Outcome, SinkJob
@@ -32,7 +32,7 @@ class LogSink:
 
     def event(self, event: Event, job: SinkJob) -> Outcome:
         """One line."""
-        log.log(_LEVELS[level(event.fact)], "%s", text(event), extra={"fields": fields(event)})
+        log.log(_LEVELS[event.fact.level], "%s", text(event), extra={"fields": fields(event)})
         return DONE
 
     def metrics(self, rows: Sequence[MetricRow], job: SinkJob) -> Outcome:
