@@ -27,6 +27,7 @@ from tests.training.workplace import EXAMPLES, Workplace, dataset_of, pairs, rej
 from tests.training.workplace import of_rows as of_rows
 from worker.training import prepare
 from worker.training.dataset import assembly, inspection
+from worker.training.dataset.data import EARLIER_FORMAT
 from worker.training.dataset.evaluation_rows import evaluation_rows
 from worker.training.dataset.report import Lengths, bins, commonest, draw, figure_of
 from worker.training.dataset.tokens import WordTokens
@@ -712,3 +713,25 @@ def test_keys_are_remembered_across_merges() -> None:
     assert seen.first_times(np.array([keys[5], last, last], np.uint64)).tolist() == [False, True, False]
     assert not seen.first_times(np.array([last])).any()
     assert seen.first_times(np.array([], np.uint64)).tolist() == []
+
+
+def test_a_job_goes_on_with_the_rows_it_has_trained_on_whichever_version_prepared_them(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workplace.rows("rows.jsonl", pairs(40))
+    before, now = workplace.job(), workplace.job()
+    with monkeypatch.context() as earlier:
+        earlier.setattr("worker.training.dataset.writing.FORMAT", EARLIER_FORMAT)
+        earlier.setattr(prepare, "check_preparable", lambda *_, **__: None)
+        workplace.prepare(before)
+    workplace.prepare(now)
+    plans = [run.plan() for run in (before, now)]
+    assert plans[0].data.prepared != plans[1].data.prepared
+    monkeypatch.setattr(RunDir, "plan_is_final", lambda _: True)
+    for run, plan in zip((before, now), plans, strict=True):
+        assert workplace.prepare_only(run) and run.plan() == plan
+    for plan in plans:  # damaged
+        next(Path(str(plan.data.prepared)).glob("input.tokens")).write_bytes(b"")
+    with pytest.raises(Rejected, match="an earlier version of Longhaul prepared them"):
+        workplace.prepare_only(before)
+    assert workplace.prepare_only(now) and now.plan() == plans[1], "these are made anew"

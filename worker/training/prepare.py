@@ -25,6 +25,7 @@ from jobs.memory_plan import DType
 from jobs.plan import DataPlan, ModelPlan, Plan, make_plan, resolve_dtype
 from jobs.spec import BUILTIN_MODELS, JobSpec
 from worker.training.checkpoints.adoption import adopt
+from worker.training.checkpoints.source_job import prepared_before
 from worker.training.dataset.assembly import PICTURE, REJECTED, REPORT
 from worker.training.dataset.data import EARLIER_FORMAT, PreparedDataset
 from worker.training.dataset.inspection import inspect_rows
@@ -83,11 +84,12 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
         asked = asked.model_copy(update={"validation": fraction})
     key = partial(dataset_key, read, tokenizer_fingerprint(model), asked, task)
     folder, before = (settings.prepared / key(format) for format in (None, EARLIER_FORMAT))
-    if begun and before.is_dir():
+    trained_on = plan.data.prepared if again else prepared_before(run, spec)
+    if trained_on is not None and Path(trained_on).name == before.name:
         folder = before
 
     def make(partial: Path) -> None:
-        check_preparable(task, spec)
+        check_preparable(task, spec, earlier=folder == before)
         layout = task.layout(read_config(model, plan.model.source))
         try:
             write_dataset(
@@ -209,13 +211,13 @@ def done(plan: Plan, dataset: PreparedDataset, adopted: Adopted | None) -> Prepa
     )
 
 
-def check_preparable(task: Task, spec: JobSpec) -> None:
+def check_preparable(task: Task, spec: JobSpec, *, earlier: bool) -> None:
     """Rejected (`content_changed`) where a job would continue with rows that an earlier version has prepared, and that
-    are lost."""
-    if task.name == "causal" and not task.by_reply:
+    are lost. `earlier`: their name says so; of chats `by_reply` does, too."""
+    if earlier or (task.name == "causal" and not task.by_reply):
         raise Rejected(
             f"data.train: the prepared rows of {' with '.join(spec.data.names.values())} that this job has trained on "
-            "so far are missing or damaged; an earlier version of Longhaul prepared them, and this one prepares chats "
+            "so far are missing or damaged; an earlier version of Longhaul prepared them, and this one prepares rows "
             "otherwise",
             code="content_changed",
             param="data.train",

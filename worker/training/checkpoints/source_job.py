@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.disk.rundir import RunDir
-from jobs.errors import Rejected
+from jobs.errors import Damaged, NotFound, Rejected
 from jobs.memory_plan import OptimizerName
 from jobs.plan import DataPlan, Plan, SourceSummary, most_steps
 from jobs.spec import BUILTIN_MODELS, JobSpec
@@ -82,6 +82,16 @@ def _rate(spec: JobSpec, plan: Plan, step: int, correction: Correction | None = 
         step, peak=training.learning_rate, steps=plan.steps, warmup=plan.warmup_steps,
         lr_scheduler=training.lr_scheduler, correction=correction,
     )  # fmt: skip
+
+
+def prepared_before(run: RunDir, spec: JobSpec) -> str | None:
+    """Folder of the prepared rows of the job that this one resumes from; None: it is not known, or there is none."""
+    if spec.resume_from is None:
+        return None
+    try:
+        return RunDir(run.path.parent / spec.resume_from.partition("/")[0]).plan().data.prepared
+    except (NotFound, Damaged):
+        return None
 
 
 def find(run: RunDir, spec: JobSpec) -> SourceJob:
