@@ -52,7 +52,7 @@ class Turn:
     @property
     def texts(self) -> Sequence[str]:
         """All that is said."""
-        return [text for text in (self.reasoning, self.content, self.calls) if text]
+        return [text for text in (self.reasoning, self.content, self.calls, self.name, self.call_id) if text]
 
     @property
     def said(self) -> str:
@@ -264,9 +264,9 @@ def _reasoning_of(turn: dict[str, object], role: str) -> str:
 def _calls_of(called: Any) -> str:
     """JSON: calls in OpenAI's form; `called`: one or several, as objects or as JSON. Raises Defect."""
     if isinstance(called, str):
-        called = _loaded(called, NO_CALL)
+        called = _loaded(called, NO_CALL) or []
     calls = [_call_of(one) for one in (called if isinstance(called, list) else [called])]
-    return json.dumps(calls, ensure_ascii=False, default=str)
+    return json.dumps(calls, ensure_ascii=False, default=str) if calls else ""
 
 
 def _call_of(call: Any) -> dict[str, object]:

@@ -233,7 +233,7 @@ class Texts:
     def split_key(self) -> int:
         """The same of the input's letters and digits (without an input, the target's): rows whose inputs differ only in
         case, accents, spaces or punctuation have equal ones, and go to the same side of a split."""
-        return _hash64(letters_and_digits(self.input or self.target))
+        return _hash64(letters_and_digits(self.input.strip() or self.target))
 
     def without_indents(self) -> Texts:
         """The same, where no learned text begins with white space."""
@@ -329,7 +329,8 @@ class RowReader:
 
     def _tools(self, columns: Mapping[str, Any]) -> str:
         """Of a chat that a template writes. Raises Defect."""
-        return tools_of(columns.get(TOOLS)) if self._target.in_turns else ""
+        tools = columns.get(TOOLS)
+        return tools_of(tools) if self._target.in_turns and not _is_missing(tools) else ""
 
     @property
     def _in_pairs(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partialmethod
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from jobs.disk.rundir import RunDir
 from jobs.errors import Rejected, UserError
 from jobs.events import Event, JobPrepared
+from jobs.spec import Learn
 from longhaul.preview import print_preview
 from service.answers.wording import sentence
 from tests.training.attempts import attempt, trained
@@ -29,11 +30,11 @@ from tests.training.tasks.causal.test_rows import folder as folder
 from tests.training.workplace import Workplace, dataset_of
 from tests.training.workplace import of_rows as of_rows
 from worker.training.dataset.data import EARLIER_FORMAT
-from worker.training.prepare import check_preparable
 from worker.training.rows.chat import NO_CALL, NO_FUNCTIONS, REASONING
 from worker.training.rows.row import Defect
-from worker.training.rows.text import UNUSED_TOOLS, RowReader, template
+from worker.training.rows.text import UNUSED_TOOLS, RowReader, Texts, template
 from worker.training.tasks.causal import builtin
+from worker.training.tasks.causal.chat import ChatFormat
 from worker.training.tasks.causal.rows import REPLIES_CUT, CausalEncoder, CausalTokenizer, tried
 from worker.training.tasks.causal.task import Causal
 
@@ -281,6 +282,41 @@ def test_the_reasoning_or_the_answer_alone_is_learned(learn: Any, name: str, wor
         assert [[one.text for one in each] for each in others] == [[answer]]
 
 
+def test_an_answer_keeps_its_indent_and_may_be_cut_behind_its_first_token(words: Path, tmp_path: Path) -> None:
+    tokenizer = with_template(words, tmp_path, CHATML)
+    turns = [{"role": "user", "content": "Go on."}, {"role": "assistant", "content": "    return x and all of it"}]
+    texts = texts_of({"messages": turns})
+    [[run]] = runs(tokenizer, CausalEncoder(tokenizer, LIMITS, everything=False, learn="answer").encode([texts]))
+    assert run.text == "    return x and all of it<|im_end|>"
+    for limit in range(8, 40):
+        rows = CausalEncoder(tokenizer, LIMITS | {"input": limit}, everything=False, learn="answer").encode([texts])
+        assert bool(rows.defects) != bool(len(rows.sides["input"].lengths))
+
+
+def test_parts_of_a_reply_without_a_template_are_learned_too() -> None:
+    chat = ChatFormat(None, {}, ("</s>",), ("</s>",))
+    texts = Texts("two and two", "<think>It is even.</think>four")
+    learned = {}
+    for learn in get_args(Learn):
+        [one] = chat.render(texts, everything=False, learn=learn)
+        learned[learn] = "".join(one.text[span.begin : span.end] for span in one.spans)
+    assert learned == {
+        "all": "<think>It is even.</think>four</s>", "answer": "four</s>", "reasoning": "<think>It is even.</think>",
+    }  # fmt: skip
+    with pytest.raises(Defect, match="a chat without reasoning"):
+        chat.render(Texts("two and two", "four"), everything=False, learn="reasoning")
+
+
+def test_examples_that_part_inside_of_a_token_are_learned_whole(words: Path, tmp_path: Path) -> None:
+    tokenizer = with_template(words, tmp_path, DROPS)
+    chat = [
+        {"role": "user", "content": "two?"}, {"role": "assistant", "content": "<think>even</think><thing>"},
+        {"role": "user", "content": "more?"}, {"role": "assistant", "content": "<think>odd</think>three"},
+    ]  # fmt: skip
+    rows = encoded(tokenizer, texts_of({"messages": chat}), everything=True)
+    assert not rows.defects and len(runs(tokenizer, rows)) == 2
+
+
 @pytest.mark.parametrize("task", ["seq2seq", {"type": "causal", "loss_on": "all"}])
 def test_parts_of_replies_are_for_chats_of_causal_models(task: Any, workplace: Workplace) -> None:
     with pytest.raises(UserError, match="takes parts of the replies of chats"):
@@ -340,7 +376,7 @@ def test_the_rows_of_an_earlier_version_are_read_and_not_prepared_again(
     with pytest.MonkeyPatch.context() as earlier:  # what it wrote into its plan
         earlier.setattr(Causal, "__init__", partialmethod(Causal.__init__, by_reply=False))
         earlier.setattr(Causal, "reading_as", lambda self, _: self)
-        earlier.setattr("worker.training.prepare.check_preparable", lambda *_: None)
+        earlier.setattr("worker.training.prepare.check_preparable", lambda *_, **__: None)
         earlier.setattr("worker.training.dataset.writing.FORMAT", EARLIER_FORMAT)
         workplace.prepare(before)
     monkeypatch.setattr(RunDir, "plan_is_final", lambda _: True)
@@ -351,11 +387,9 @@ def test_the_rows_of_an_earlier_version_are_read_and_not_prepared_again(
     assert workplace.prepare(now) and now.plan().data.prepared != plan.data.prepared, "other rows have another name"
     shutil.rmtree(workplace.settings.prepared)
     monkeypatch.setattr(RunDir, "plan_is_final", lambda _: True)
-    with pytest.raises(Rejected, match="it has changed, or Longhaul has") as caught:
+    with pytest.raises(Rejected, match="an earlier version of Longhaul prepared them") as caught:
         workplace.prepare_only(before)
     assert caught.value.detail_code == "content_changed"
-    with pytest.raises(Rejected, match="an earlier version of Longhaul prepared them"):
-        check_preparable(Causal(by_reply=False), before.spec())
 
 
 # -- tools -------------------------------------------------------------------------------------------------------------

@@ -39,6 +39,8 @@ _MOST_BYTES = 512 << 20
 """Of memory to write a row; the largest row has 4 MiB."""
 _MOST_ADDED, _MOST_TIMES = 1 << 15, 4
 """Characters that a template may write beyond so many times those of the turns."""
+_MOST_CHARACTERS = 64 << 20
+"""Of all examples of a row."""
 _PROBE = ("two plus two", "four altogether")
 NO_TEMPLATE = "a chat, and the tokenizer has no chat template"
 NOT_A_BEGINNING = "the chat template changes earlier turns"
@@ -49,6 +51,7 @@ NOT_THOUGHT = "the chat template leaves out the reasoning of a reply"
 NOT_RENDERED = "the chat template refuses the turns"
 NO_REASONING = "a chat without reasoning, of which alone is learned (data.learn)"
 LEFT_OUT = "the chat template leaves out turns of the role"
+TOO_MANY = "a long chat of too many replies, each of which the chat template writes otherwise"
 TOO_LONG = "the chat template writes far more than the turns hold"
 DEVELOPER = "developer"
 """What OpenAI calls the role of the system since 2025, and few templates know."""
@@ -123,11 +126,14 @@ class ChatFormat:
         else:
             before = f"{texts.input}{SEPARATOR}" if texts.input else ""
             text = f"{before}{texts.target}{self.ends[0]}"
-            found = [Rendered(text, [Span(len(before), len(text))], as_chat=False)]
+            found = [Rendered(text, [_plain_span(len(before), text, texts.target, learn)], as_chat=False)]
         if not everything:
             return found
         begins = [0, *(_alike(one.text, other.text) for one, other in pairwise(found))]
-        return [each._replace(spans=[Span(at, len(each.text))]) for at, each in zip(begins, found, strict=True)]
+        return [
+            each._replace(spans=[Span(at, len(each.text), (0, len(each.text)))])
+            for at, each in zip(begins, found, strict=True)
+        ]
 
     def prompt(self, texts: Texts) -> tuple[str, bool]:
         """What a reply follows, of texts without one, and whether the template wrote it (`Rendered.as_chat`).
@@ -202,6 +208,8 @@ class ChatFormat:
                 shared = (number for number, each in enumerate(examples) if each.text.startswith(beginning))
                 if (number := next(shared, None)) is None:
                     examples.append(Rendered(text, [span], as_chat=True))
+                    if sum(len(each.text) for each in examples) > _MOST_CHARACTERS:
+                        raise Defect(TOO_MANY)
                 else:
                     examples[number] = examples[number]._replace(spans=[span, *examples[number].spans])
         self._check_all_said(turns, tools)
@@ -265,7 +273,8 @@ class ChatFormat:
         if not ends:
             raise Defect(NO_END)
         at, token = min(ends)
-        if not text.startswith(answer, answer_at):  # a short one may stand in what the template writes before it
+        said_at = len(text) - len(text[answer_at:].lstrip())  # a reply may begin with white space
+        if not text.startswith(answer, said_at):  # a short one may stand in what the template writes before it
             answer_at = found if turns[-1].calls else text.rindex(answer, answer_at, at)
         return text, begin, answer_at, at + len(token)
 
@@ -383,6 +392,17 @@ def _values(value: object) -> Iterator[str | int | float]:
 @functools.lru_cache(64)
 def _loaded(tools: str) -> tuple[Mapping[str, object], ...]:
     return tuple(json.loads(tools or "[]"))
+
+
+def _plain_span(begin: int, text: str, target: str, learn: Learn) -> Span:
+    """What is learned of a text without a template, whose target begins there. Raises Defect."""
+    thought, answer = Turn(ASSISTANT, target, True).parts
+    if learn == "all" or (learn == "answer" and not thought):
+        return Span(begin, len(text))
+    if not thought:
+        raise Defect(NO_REASONING)
+    answer_at, of = text.rindex(answer, begin), (begin, len(text))
+    return Span(answer_at, len(text), of) if learn == "answer" else Span(begin, answer_at, of)
 
 
 def _alike(one: str, other: str) -> int:

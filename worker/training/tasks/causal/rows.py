@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -154,7 +153,6 @@ class CausalEncoder:
                 rendered[place] = self._rendered(one)
             except Defect as defect:
                 defects[place] = str(defect)
-        encodings = iter(self._encodings([each for one in rendered.values() for each in one]))
         kept: list[tuple[Int64, Int64, int, int]] = []
         examples: list[int] = []
         unknown: dict[int, Counter[str]] = {}
@@ -162,12 +160,12 @@ class CausalEncoder:
         noticed: Counter[str] = Counter()
         for place, whole in rendered.items():
             try:
-                row, own = self._unjoined(texts[place], whole, list(islice(encodings, len(whole))))
-                noticed[INDENTED] += row is not whole
+                row, own = self._unjoined(texts[place], whole, self._encodings(whole))
                 found = self._examples(row, own)
             except Defect as defect:
                 defects[place] = str(defect)
                 continue
+            noticed[INDENTED] += row is not whole
             noticed[OTHER_PROMPT] += not all(each.as_asked for each in found)
             noticed[REPLIES_CUT] += len(found) < len(row)
             examples.append(len(found))
@@ -279,10 +277,10 @@ class CausalEncoder:
         where nothing is before it, as in plain text."""
         rendered, encoding, _, positions, _ = example
         tokens = positions - len(self._leading(rendered))
-        begins = np.array(encoding.offsets, np.int64)[tokens, 0]
+        begins, ends = np.array(encoding.offsets, np.int64)[tokens].T
         last = begins[positions < self._limit][-1]
-        span = next(each for each in rendered.spans if each.begin <= last < each.end)
-        own = (begins >= span.begin) & (begins < span.end)
+        span = next(each for each in rendered.spans if each.reply[0] <= last < each.reply[1])
+        own = (ends > span.begin) & (begins < span.end)
         cut = positions[own][-1] >= self._limit
         if span.begin == 0 or not (cut or self._tokenizer.unknown in np.array(encoding.ids)[tokens[own]]):
             return []
