@@ -71,7 +71,7 @@ class JobRecord(BaseModel):
     noted: int = 0
     """Facts of the current attempt's trainer that are already among the events."""
     restarts: int = 0
-    """Counted restarts since the last progress (architecture.md: Trainer)."""
+    """Counted restarts since the last progress (docs/reference/errors.md)."""
     progress_step: int = 0
     """Step of the newest checkpoint saved so far, or gone on from: progress."""
     adopted_step: int = 0

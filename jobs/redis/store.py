@@ -149,7 +149,7 @@ class StoredJob:
         if heard is None or record.stage is not heard.stage:
             return None
         runs = record.attempt_open and record.attempt == heard.attempt
-        return heard if runs or record.status is Status.VALIDATING else None
+        return heard if runs or (record.status is Status.VALIDATING and self.position is None) else None
 
     @property
     def waits_because(self) -> str | None:
@@ -217,8 +217,18 @@ class RawJob(NamedTuple):
             damage=Fault.model_validate_json(self.damage_json) if self.damage_json else None,
             trainers=read_trainers(self.trainers_json) if self.trainers_json else (),
             behind=(in_work[0], int(in_work[1])) if (in_work := self.in_work.decode().split()) else None,
-            heard=Activity.model_validate_json(self.activity_json) if self.activity_json else None,
+            heard=_activity(self.activity_json),
         )
+
+
+def _activity(text: bytes) -> Activity | None:
+    """None: there is none, or a newer version wrote it."""
+    if not text:
+        return None
+    try:
+        return Activity.model_validate_json(text)
+    except ValidationError:
+        return None
 
 
 class Store:

@@ -144,7 +144,11 @@ def in_fields(text: str) -> str:
 
 def _settings(found: re.Match[str]) -> str:
     verb = {"Add ": "Set ", "add ": "set "}.get(found["verb"] or "", "")
-    *before, last = (each.replace("=", " = ", 1) for each in shlex.split(found["settings"]) if each != "--set")
+    try:
+        words = shlex.split(found["settings"])
+    except ValueError:  # no hint of ours, but what somebody wrote
+        return found[0]
+    *before, last = (each.replace("=", " = ", 1) for each in words if each != "--set")
     return verb + (f"{', '.join(before)} and {last}" if before else last)
 
 

@@ -122,10 +122,12 @@ def now(shown: answers.Job) -> str:
                 return _waiting(shown)
             if shown["activity"] is not None and shown["activity"]["phase"] != shown["stage"]:
                 return _doing(shown["activity"])
-            return {
+            going = "" if shown["activity"] is None else f" {_doing(shown['activity'])}"
+            what = {
                 "check": "Checking the job, the model's configuration and the first rows.",
                 "prepare": "Fetching the model, and reading and tokenizing all rows.",
             }.get(shown["stage"], "Being checked.")
+            return f"{what}{going}"
         case "queued":
             return _waiting(shown)
         case "running":
@@ -168,7 +170,7 @@ def _running(job: answers.Job, step: str) -> str:
     if job["kind"] == "evaluate":
         return "The model is being evaluated."
     if progress["at"] is None:
-        return "Starting: the model is being loaded."
+        return "Training; there are no figures yet." if job["activity"] else "Starting: the model is being loaded."
     age = time.time() - progress["at"]
     if age > 120:
         return f"Training, {step}; its last figures are {duration(age)} old."
