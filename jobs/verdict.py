@@ -25,7 +25,7 @@ _HEADLINES: Mapping[Outcome, str] = {
     "worse": "worse than before",
     "mixed": "better in one respect and worse in another",
     "no_better": "no better than before",
-    "commonest_class": "not surely better than always answering the commonest class",
+    "commonest_class": "no better than always answering the commonest class",
     "writes_nothing": "but it writes nothing",
 }
 
