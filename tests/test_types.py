@@ -58,6 +58,7 @@ REASONS = {
     "worker/training/steps/randomness.py": "states of random generators",
     "worker/training/tasks/causal/builtin.py": MODEL_CONFIG,
     "worker/training/tasks/causal/chat.py": KEYWORDS,
+    "worker/training/tasks/causal/layout.py": MODEL_CONFIG,
     "worker/training/tasks/classification/builtin.py": MODEL_CONFIG,
     "worker/training/tasks/classification/layout.py": MODEL_CONFIG,
     "worker/training/tasks/seq2seq/builtin.py": MODEL_CONFIG,
