@@ -128,15 +128,19 @@ def find_id(api: Longhaul, given: str, command: str, tell: Callable[[str], objec
         return newest[0]["id"]
     if given.startswith("job-") and len(given) >= ID_LENGTH:
         return given
-    jobs = list(api.all(dry_runs=True))
-    found = [job for job in jobs if _begins(job["id"], given) or (job["name"] == given and not job["dry_run"])]
+    found, names = [], set[str]()
+    for job in api.all(dry_runs=True):
+        if not job["dry_run"]:
+            names.add(job["name"])
+        if _begins(job["id"], given) or (job["name"] == given and not job["dry_run"]):
+            found.append(job)
     if not found and any(_begins(each["id"], given) or each["name"] == given for each in api.sweeps()):
         raise BadInput(
             f"{given} is a sweep, and there is no such job",
             hint=f"longhaul sweep {command if command in FOR_SWEEPS else 'show'} {shlex.quote(given)}",
         )
     if not found:
-        _refuse_mistyped(given, "job", (job["name"] for job in jobs if not job["dry_run"]))
+        _refuse_mistyped(given, "job", names)
     return _only(given, found, "jobs", tell)
 
 

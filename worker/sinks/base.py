@@ -190,7 +190,8 @@ class ReportsDamage(Protocol):
     """A sink that also reports, once, that the run directory of a job can no longer be read."""
 
     def damaged(self, job: str, submitted: JobSubmitted | None, error: Damaged) -> Outcome:
-        """Take it, also for a job of which not even the first event is left (`submitted` is None)."""
+        """Take it, also for a job of which not even the first event is left (`submitted` is None). Whether the job
+        wants it is the sink's to see: its specification may be what is damaged."""
 
 
 @dataclass
