@@ -91,7 +91,7 @@ class _Silent:
     def phase(self, phase: str) -> None:
         """Nothing."""
 
-    def progress(self) -> None:
+    def progress(self, fraction: float | None = None) -> None:
         """Nothing."""
 
 
