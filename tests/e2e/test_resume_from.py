@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import requests
 
 from jobs.events import JobPrepared, ModelLoaded
 from tests.e2e.long_jobs import long_job
@@ -21,7 +21,7 @@ def test_a_job_goes_on_from_one_that_was_cancelled_and_deleted(stack: Stack) -> 
     prepared = stack.wait_for_event(run, "job.prepared", "job.failed").fact
     assert isinstance(prepared, JobPrepared) and prepared.adopted is not None
     assert prepared.adopted.source == f"{cancelled.id}/step-{stopped_at:08d}"
-    shutil.rmtree(cancelled.path)
+    assert requests.delete(f"{stack.url}/jobs/{cancelled.id}", timeout=60).status_code == 200
     succeeds(stack, run)
     (loaded,) = facts_of(run, ModelLoaded)
     assert loaded.resumed_step == stopped_at and (run.model / "model.safetensors").exists()
