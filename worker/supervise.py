@@ -356,14 +356,13 @@ def has_budget(run: RunDir) -> bool:
 
 
 def show_activity(store: Store, run: RunDir, activity: Activity | None, shown: Activity | None) -> Activity | None:
-    """Copy what the trainer does to Redis when it has changed. Returns what is shown there."""
+    """Copy what the trainer does to Redis when it has changed; where Redis is away, the next change is. Returns it."""
     if activity == shown:
         return shown
     try:
         store.set_activity(run.id, activity)
     except StoreUnavailable as error:
         log.warning("job %s: what it does is not shown (%s)", run.id, error)
-        return shown
     return activity
 
 

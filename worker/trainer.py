@@ -87,8 +87,7 @@ class Trainer:
         self._file = run.attempt_file(stage.value if attempt is None else attempt)
         self._offset = 0
         self._beat: Heartbeat | None = None
-        self.activity: Activity | None = None
-        """What it does now; None: it has not said so yet."""
+        self._phase_since = 0.0
         self._heard = self._looked = time.monotonic()
         self._alive = self._host = HostLook.now(None)
         self.killed_for: str | None = None
@@ -127,14 +126,20 @@ class Trainer:
             self._look_at_host()
         for line in lines:
             if isinstance(line, Heartbeat):
-                going_on = self._beat is not None and self.activity is not None and self._beat.phase == line.phase
-                since = self.activity.since if going_on and self.activity is not None else line.at
-                self._beat, self.activity = line, Activity.of(line, since, self._stage, self._attempt)
+                if self._beat is None or self._beat.phase != line.phase:
+                    self._phase_since = line.at
+                self._beat = line
         return [line for line in lines if not isinstance(line, Heartbeat)]
 
     def facts(self) -> list[AnyFact]:
         """What became of its process since the last call, besides what it wrote."""
         return self._process.facts()
+
+    @property
+    def activity(self) -> Activity | None:
+        """What it does now; None: it has not said so yet."""
+        beat = self._beat
+        return None if beat is None else Activity.of(beat, self._phase_since, self._stage, self._attempt)
 
     @property
     def step(self) -> int:

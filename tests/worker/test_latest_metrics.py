@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from jobs.attempt import Activity, Heartbeat
 from jobs.disk.files import append_line
 from jobs.disk.rundir import create, truncate_metrics
@@ -16,7 +18,7 @@ from jobs.state import Stage
 from tests.sinks import story
 from tests.support.samples import STARTED, checked, prepared
 from worker.lease import Lease
-from worker.supervise import follow, show_latest
+from worker.supervise import follow, show_activity, show_latest
 from worker.trainer import Trainer
 from worker.warm import OwnProcess
 
@@ -82,3 +84,14 @@ def test_what_a_trainer_does_is_shown_as_long_as_it_runs(redis_url: str, tmp_pat
     store.set_activity(run.id, compiling)
     store.append(run, [AttemptEnded(reason="interrupted"), JobQueued()])
     assert store.get(run.id).activity is None, "of an attempt that is over"
+
+
+def test_what_cannot_be_shown_is_tried_again_with_the_next_change_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, run = Store(connect("redis://127.0.0.1:1")), story.submit(tmp_path)
+    loading = Activity(stage=Stage.TRAIN, attempt=1, phase="load", since=5.0)
+    shown: Activity | None = None
+    for _ in range(3):
+        shown = show_activity(store, run, loading, shown)
+    assert (shown, caplog.text.count("is not shown")) == (loading, 1)
