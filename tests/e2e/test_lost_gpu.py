@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-import requests
 
 from jobs.disk.rundir import RunDir
 from jobs.events import AttemptEnded, DeviceWaiting
+from jobs.heartbeat import WorkerHeartbeat
 from jobs.reasons import Reason
+from jobs.redis.connection import connect
+from jobs.redis.store import Store
 from tests.e2e.fake_gpu import SAID, machine
 from tests.support.fakes import FakeDiscord
 from tests.support.shared_stack import restarted, succeeds
@@ -18,11 +18,12 @@ from tests.support.stack import Stack, tiny_job
 
 def test_jobs_outlive_a_lost_gpu_unharmed_and_uncounted(stack: Stack, tmp_path: Path) -> None:
     environment, gpu = machine(tmp_path / "machine", stack.environment["PATH"])
-    log = stack.home / "train.log"
+    log, workers = stack.home / "train.log", Store(connect(stack.redis.url)).workers
 
-    def trainer() -> dict[str, Any] | None:
-        workers = requests.get(f"{stack.url}/workers", timeout=60).json()["data"]
-        return next((worker for worker in workers if worker["stage"] == "train" and worker["healthy"]), None)
+    def trainer() -> WorkerHeartbeat | None:
+        """A slot of the process that runs now; what a test before has killed is remembered for a minute."""
+        pid = stack.processes["train"].pid
+        return next((worker for worker in workers.all() if worker.parent_pid == pid and worker.healthy), None)
 
     def job(name: str) -> RunDir:
         training, integrations = {"epochs": 1, "batch_size": 8}, {"wandb": None}
