@@ -137,6 +137,8 @@ class DataPlan(Frozen):
     by_reply: bool = False
     """Task `causal`: whether each reply of a chat is learned as the chat template writes it where it is the last. False
     in plans of earlier versions, which took all replies from the text of the whole chat."""
+    chat_template: str | None = None
+    """Task `causal`: the Jinja text of `data.chat_template`, as it was read by check. Null: the tokenizer's own."""
     ends_kept: bool = False
     """Task `causal`: whether texts keep the white space that they begin and end with. False in plans of earlier
     versions, whose rows lost it."""

@@ -13,7 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BeforeValidator,
@@ -260,6 +260,10 @@ class WeightedSource(Part):
 
 
 Learn = Literal["all", "answer", "reasoning"]
+NamedChatTemplate = Literal["alpaca", "chatml", "gemma", "llama-3", "mistral", "vicuna"]
+CHAT_TEMPLATE_CHARACTERS = 100_000
+"""The longest chat templates of models have some 20,000."""
+_CHAT_TEMPLATE_FILE = ".jinja"
 
 
 class DataSpec(Part):
@@ -299,6 +303,11 @@ class DataSpec(Part):
     """Task `causal`: what of the replies of chats is learned: `all`, the reasoning with what ends it (`reasoning`; rows
     without any are rejected), or what comes after it, with the token that ends the reply (`answer`). The rest is read.
     Reasoning is `<think>…</think>` in a reply, or its `reasoning_content`, `reasoning` or `thinking`."""
+    chat_template: Annotated[str, Field(min_length=1, max_length=CHAT_TEMPLATE_CHARACTERS)] | None = None
+    """Task `causal`: how chats are written, in place of the tokenizer's chat template, which base models lack:
+    `alpaca`, `chatml`, `gemma`, `llama-3`, `mistral` or `vicuna`; a file in the data directory that ends in `.jinja`;
+    or a Jinja template itself. The token that ends a reply must be a special token of the tokenizer. The delivered
+    model has the template."""
     max_invalid_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
     """Unusable rows are rejected and reported up to this fraction; above it the job fails."""
     csv_lists: bool = False
@@ -329,6 +338,12 @@ class DataSpec(Part):
         return found | ({} if self.validation_name is None else {"data.validation": self.validation_name})
 
     @property
+    def chat_template_file(self) -> str | None:
+        """The file of `chat_template`; None: it says it itself, or there is none."""
+        given = self.chat_template or ""
+        return given if given.endswith(_CHAT_TEMPLATE_FILE) and "{" not in given else None
+
+    @property
     def validation_name(self) -> str | None:
         """The file or data set of `validation`; None: rows of the training files are held out, or none."""
         return self.validation if isinstance(self.validation, str) and self.validation != "auto" else None
@@ -337,6 +352,15 @@ class DataSpec(Part):
     @classmethod
     def _one_is_a_list(cls, given: object) -> object:
         return [given] if isinstance(given, dict) else given
+
+    @field_validator("chat_template")
+    @classmethod
+    def _names_a_template(cls, given: str | None) -> str | None:
+        named = get_args(NamedChatTemplate)
+        if given is None or given in named or "{" in given or given.endswith(_CHAT_TEMPLATE_FILE):
+            return given
+        names = ", ".join(named)
+        raise ValueError(f"give one of {names}, a file that ends in {_CHAT_TEMPLATE_FILE}, or a Jinja template")
 
     @model_validator(mode="after")
     def _no_input_alone(self) -> DataSpec:
@@ -615,6 +639,12 @@ class JobSpec(Part):
                 f"`data.learn: {self.data.learn}` takes parts of the replies of chats: leave it out, or set "
                 "`task: causal` with `loss_on: replies`"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _chats_to_write(self) -> JobSpec:
+        if self.data.chat_template is not None and self.task.type not in ("auto", "causal"):
+            raise ValueError("`data.chat_template` writes chats: leave it out, or set `task: causal`")
         return self
 
     @model_validator(mode="after")

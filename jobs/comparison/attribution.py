@@ -110,7 +110,7 @@ Pair = tuple[float, float]
 """Of the reference, and of the other job."""
 _ROWS: Keys = (
     "data.train", "data.validation", "data.input", "data.target", "data.format", "data.normalize",
-    "data.keep_line_breaks", "data.learn",
+    "data.keep_line_breaks", "data.learn", "data.chat_template",
 )  # fmt: skip
 LIMITS: Keys = ("data.max_tokens", "data.max_input_tokens", "data.max_target_tokens")
 _SIZES: Keys = ("model.revision", "model.parameters", "task.labels")

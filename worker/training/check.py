@@ -57,6 +57,7 @@ from worker.training.rows.row_filter import UInt64
 from worker.training.rows.text import UNUSED_TOOLS, Templates
 from worker.training.settings import TrainerSettings
 from worker.training.steps.order import rounded
+from worker.training.tasks.causal.chat_templates import with_chat_template
 from worker.training.tasks.columns import say_which
 from worker.training.tasks.registry import assumed_task, builtin_of, task_for
 from worker.training.tasks.task import Config, Task
@@ -134,6 +135,8 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     journal.progress(0.1)
     with mistakes.kept_back():
         dtype = resolve_dtype(spec, settings.gpu, before.plan.resolved.dtype if before else None)
+    with mistakes.kept_back():
+        spec = with_chat_template(spec, settings)
     task, state, rewriter = assumed_task(spec), None, None
     with mistakes.kept_back():
         model, config, tokenizer, task = inspect_model(spec, settings, before.plan.model.revision if before else None)
@@ -259,6 +262,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         evaluation_rows="random",
         labels_read=task.reads_labels,
         by_reply=task.by_reply,
+        chat_template=task.chat_template,
         ends_kept=task.keeps_ends,
         labels=task.labels,
     )

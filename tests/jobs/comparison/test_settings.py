@@ -110,8 +110,8 @@ def test_every_key_of_a_job_is_drawn_but_those_that_a_clone_cannot_set_alone() -
         "checkpoint.every_steps", "checkpoint.best", "training.early_stopping",
         "evaluation.max_rows", "evaluation.samples", "integrations.wandb",
         "integrations.wandb.project", "integrations.wandb.entity", "integrations.wandb.artifacts", "resume_from",
-        "kind", "data.keep_line_breaks", "data.learn", "evaluation.generate_rows", "evaluation.metrics",
-        "resources.gpus",
+        "kind", "data.keep_line_breaks", "data.learn", "data.chat_template", "evaluation.generate_rows",
+        "evaluation.metrics", "resources.gpus",
     }  # fmt: skip
 
 

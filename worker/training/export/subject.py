@@ -92,6 +92,6 @@ def adapter_source(subject: Subject, folder: Path) -> Path:
     assert subject.adapters is not None
     shutil.copytree(subject.adapters, folder, ignore=shutil.ignore_patterns(README, MANIFEST))
     for name in SMALL[1:]:  # config.json only where the adapters have one
-        if (subject.run.model / name).exists():
+        if (subject.run.model / name).exists() and not (folder / name).exists():
             shutil.copyfile(subject.run.model / name, folder / name)
     return folder

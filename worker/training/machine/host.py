@@ -88,8 +88,7 @@ def costly_template(what: str) -> Rejected:
         f"model: the chat template {what} for one row",
         code="chat_template",
         param="model",
-        hint="put another chat template into the model's tokenizer_config.json or chat_template.jinja, or take another "
-        "model",
+        hint="set another data.chat_template, or take another model",
     )
 
 

@@ -160,13 +160,14 @@ def _read_before_1_6(file: Path, source: str) -> tuple[object, dict[int, int]]:
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _WEIGHTS = ((SINGLE, INDEX), (PICKLE, PICKLE_INDEX))
 """The first of them that a model has."""
 SMALL = (
     CONFIG, GENERATION_CONFIG, FAST, TOKENIZER_CONFIG, "special_tokens_map.json",
-    "added_tokens.json", "spiece.model", "chat_template.jinja",
+    "added_tokens.json", "spiece.model", CHAT_TEMPLATE,
 )  # fmt: skip
 """Every file but the weights that a model may need, if it has a tokenizer.json."""
 _OTHER_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")

@@ -22,7 +22,14 @@ from worker.training.adapters.method import BaseModel, Full, Method
 from worker.training.journal import unfenced
 from worker.training.machine.usage import process_bytes
 from worker.training.models.manifest import README, SealedFile, describe, write_manifest
-from worker.training.models.model_files import CONFIG, GENERATION_CONFIG, SMALL, read_config, validate_folder
+from worker.training.models.model_files import (
+    CHAT_TEMPLATE,
+    CONFIG,
+    GENERATION_CONFIG,
+    SMALL,
+    read_config,
+    validate_folder,
+)
 from worker.training.network import guards
 from worker.training.tasks.task import Config, Flops, Task
 
@@ -224,6 +231,8 @@ def write_model(
         if name not in (CONFIG, GENERATION_CONFIG) and (loaded.folder / name).exists():
             fence()
             shutil.copyfile(loaded.folder / name, temporary / name)
+    if loaded.task.chat_template is not None:
+        write_synced(temporary / CHAT_TEMPLATE, loaded.task.chat_template.encode())
     fence()
     if generation is not None:
         write_synced(temporary / GENERATION_CONFIG, json.dumps(generation, indent=2, sort_keys=True).encode() + b"\n")

@@ -72,6 +72,13 @@ def _with_its_options(spec: JobSpec, task: Task) -> Task:
             param="data.learn",
             hint="leave it out, or take a causal model",
         )
+    if spec.data.chat_template is not None and task.name != "causal":
+        raise Rejected(
+            "data.chat_template: chats are learned by causal models alone",
+            code="option_of_another_task",
+            param="data.chat_template",
+            hint="leave it out, or take a causal model",
+        )
     if foreign := [metric for metric in spec.evaluation.named if metric not in task.metrics]:
         known = [str(metric) for metric in task.metrics]
         near = get_close_matches(foreign[0], known, n=1, cutoff=0.4)

@@ -193,6 +193,10 @@ class Task(RowTask, Protocol):
         """See `DataPlan.by_reply`."""
 
     @property
+    def chat_template(self) -> str | None:
+        """See `DataPlan.chat_template`."""
+
+    @property
     def keeps_ends(self) -> bool:
         """See `DataPlan.ends_kept`."""
 

@@ -31,6 +31,7 @@ class Unlabelled:
     labels: ClassVar[tuple[LabelPlan, ...]] = ()
     reads_labels: ClassVar[bool] = False
     by_reply: bool = False
+    chat_template: str | None = None
     keeps_ends: bool = False
     labels_noticed: ClassVar[tuple[str, ...]] = ()
     keeps_line_breaks: bool = False

@@ -46,7 +46,8 @@ REPLIES_CUT = "a chat with replies beyond data.max_tokens, which are not learned
 INDENTED = "a reply without the white space that it begins with, which the tokenizer joins with the prompt"
 OTHER_PROMPT = "a reply behind other tokens than its prompt has when the model is asked"
 _HELP = {
-    NO_TEMPLATE: "take an instruct model, whose tokenizer has a chat template",
+    NO_TEMPLATE: "set data.chat_template, such as to chatml, or take an instruct model, whose tokenizer has a template",
+    NO_END: "set a data.chat_template that ends replies with a special token of the tokenizer",
     NOT_THOUGHT: "take a model whose chat template writes reasoning, or write it into the content, as "
     "<think>…</think>, or take it out of the rows",
     NO_CALLS: "take a model whose chat template writes tool calls",
@@ -69,8 +70,11 @@ class CausalTokenizer(TokenizerState):
     chat: ChatFormat = field(default_factory=lambda: ChatFormat(None, {}, (), ()))
 
     @classmethod
-    def read(cls, folder: Path) -> CausalTokenizer:
-        """The tokenizer in a model folder. Raises Rejected (`tokenizer_unusable`)."""
+    def read(cls, folder: Path, chat_template: str | None = None) -> CausalTokenizer:
+        """The tokenizer in a model folder, with its own chat template or with this one.
+
+        Raises Rejected (`tokenizer_unusable`, `chat_template`).
+        """
         tokenizer = open_tokenizer(folder)
         if tokenizer.eos_token_id is None:
             raise unusable(f"the tokenizer in {folder} has no end-of-sequence token")
@@ -79,7 +83,7 @@ class CausalTokenizer(TokenizerState):
         fast.no_padding()
         names = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
         special = tuple(str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
-        template: str | Mapping[str, str] | None = tokenizer.chat_template
+        template: str | Mapping[str, str] | None = chat_template or tokenizer.chat_template
         tool_template = None
         if isinstance(template, Mapping):  # some have others beside it, such as one for tools
             tool_template, template = template.get("tool_use"), template.get("default")

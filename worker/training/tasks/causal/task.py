@@ -25,6 +25,7 @@ from worker.training.rows.text import Template, Templates, Texts
 from worker.training.steps.shape import Lengths, MicroBatchShape, SafeSize
 from worker.training.tasks.causal import batches, builtin
 from worker.training.tasks.causal.batches import CausalBatch, CausalLimit, prompt_length
+from worker.training.tasks.causal.chat_templates import chat_template
 from worker.training.tasks.causal.compiled import compile_layers, obstacle
 from worker.training.tasks.causal.fused import configure
 from worker.training.tasks.causal.layout import CausalFlops, build, layers_of, layout_of, text_part
@@ -60,6 +61,8 @@ class Causal(Unlabelled):
     """See `DataPlan`. The rows of an earlier version can be read, and are not prepared any more."""
     keeps_ends: bool = True
     """See `DataPlan.ends_kept`."""
+    chat_template: str | None = None
+    """See `DataPlan`."""
     name: ClassVar[str] = "causal"
     targets_apart: ClassVar[bool] = False
     limit_keys: ClassVar[tuple[str, ...]] = ("data.max_tokens",)
@@ -72,16 +75,18 @@ class Causal(Unlabelled):
     def of(cls, spec: JobSpec, data: DataPlan | None = None) -> Causal:
         """As the job sets it."""
         alone = isinstance(spec.method, LoraMethod) and not spec.method.merge
-        made = cls(spec.task.loss_on == "all", spec.data.learn, spec.data.max_tokens, alone)
+        everything, template = spec.task.loss_on == "all", chat_template(spec)
+        made = cls(everything, spec.data.learn, spec.data.max_tokens, alone, chat_template=template)
         return made if data is None else made.reading_as(data)
 
     @property
     def variant(self) -> object:
-        part = [] if self.learn == "all" else [self.learn]
+        part: list[str] = [] if self.learn == "all" else [self.learn]
+        part += [] if self.chat_template is None else [self.chat_template]
         return [self.everything, "by reply", *part] if self.by_reply else self.everything
 
     def reading_as(self, data: DataPlan) -> Causal:
-        return replace(self, by_reply=data.by_reply, keeps_ends=data.ends_kept)
+        return replace(self, by_reply=data.by_reply, keeps_ends=data.ends_kept, chat_template=data.chat_template)
 
     def templates(
         self,
@@ -116,7 +121,7 @@ class Causal(Unlabelled):
         return whole, np.minimum(whole if self.everything else learned, data.max_tokens)
 
     def tokenizer(self, folder: Path) -> CausalTokenizer:
-        return CausalTokenizer.read(folder)
+        return CausalTokenizer.read(folder, self.chat_template)
 
     def tried(self, tokenizer: TokenizerState, texts: Sequence[Texts], limits: Limits) -> CausalTokenizer:
         """Raises Rejected (`tokenizer_unusable`, `chat_template`)."""
@@ -127,7 +132,10 @@ class Causal(Unlabelled):
         return partial(CausalEncoder, tokenizer, limits, everything=self.everything, learn=self.learn)
 
     def builtin_spans(self, texts: Texts) -> tuple[SpanPreview, ...]:
-        [rendered] = builtin.CHAT.render(texts, everything=self.everything, learn=self.learn)
+        chat = builtin.CHAT
+        if self.chat_template is not None:
+            chat = replace(chat, template=self.chat_template).with_end()
+        [rendered] = chat.render(texts, everything=self.everything, learn=self.learn)
         return spans_of(rendered, len(rendered.text))
 
     def adapted(self, config: Config) -> Config:
@@ -172,7 +180,7 @@ class Causal(Unlabelled):
 
     def generation(self, folder: Path) -> Mapping[str, object]:
         """It ends where a reply ends, which the generation_config.json of base models does not know."""
-        return {"eos_token_id": CausalTokenizer.read(folder).end_ids}
+        return {"eos_token_id": CausalTokenizer.read(folder, self.chat_template).end_ids}
 
     def usage(self, data: DataSpec, new_tokens: int) -> Usage:
         return Usage(

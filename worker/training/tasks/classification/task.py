@@ -97,6 +97,7 @@ class Classification:
         return replace(self, as_written=not data.labels_read)
 
     by_reply: ClassVar[bool] = False
+    chat_template: ClassVar[None] = None
 
     @property
     def reads_labels(self) -> bool:
