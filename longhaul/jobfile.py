@@ -185,9 +185,14 @@ def object_in(file: str, kind: Literal["job", "sweep"]) -> JsonObject | None:
             hint=f"make a file of rows of it: python3 -c {shlex.quote(turn)} < {shlex.quote(file)} > rows.jsonl",
         )
     if isinstance(job, dict) and isinstance(job.get("data"), list):
+        first = job["data"][0] if job["data"] else None
+        if not isinstance(first, dict) or (job.keys() - {"data"}) & JobSpec.model_fields.keys():
+            raise BadInput(f"{file}: `data` is an object; the minimum is {_MINIMUM[kind]}")
+        if "paragraphs" not in first:
+            return None
         raise BadInput(
-            f"{file} is no {kind}: its `data` is an array",
-            hint=f"if it holds the rows, make a file of them: {_rows_of(job['data'])} {shlex.quote(file)} > rows.jsonl",
+            f"{file} is no {kind}: it holds questions about paragraphs, as SQuAD does",
+            hint=f"make a file of rows of it: jq -c {shlex.quote(SQUAD_ROWS)} {shlex.quote(file)} > rows.jsonl",
         )
     if not isinstance(job, dict):
         raise BadInput(f"{file}: a {kind} is a JSON object; the minimum is {_MINIMUM[kind]}")
@@ -223,13 +228,6 @@ def _pandas_rows(value: object) -> str | None:
     if all(name.isdecimal() for part in parts for name in part):
         return "[{name: d[name].get(row) for name in d} for row in next(iter(d.values()))]"
     return None
-
-
-def _rows_of(data: list[object]) -> str:
-    """The command that writes the rows of an object's `data`, one a line."""
-    if data and isinstance(data[0], dict) and "paragraphs" in data[0]:
-        return f"jq -c {shlex.quote(SQUAD_ROWS)}"
-    return "jq -c '.data[]'"
 
 
 def _rows_hint(file: str) -> str | None:

@@ -395,12 +395,32 @@ def test_an_array_is_read_in_pieces_and_an_item_that_is_no_object_costs_itself_a
         ('[{"a": 1} {"a": 2}]', 1, "no comma"), ('[{"a": 1},\n]', 1, "a comma without an item behind it"),
         ('[{"a": 1}, {"a": "x', 1, "it ends within an item"), ("[1]\n[2]\n", 1, "something follows the array"),
         ('[{"a": 1}, {"a": "' + "x" * 6_000_000 + ']', 1, "it ends within an item"),
+        ('{"data": [{"a": 1}], "test": [{"a": 2}]}', 1, "something follows it in its object"),
+        ('{"data": [{"a": 1}]} {"data": []}', 1, "something follows the array"), 
+        ('{"data": [{"a": 1}]', 1, "its object does not end"),
     ],
 )  # fmt: skip
 def test_an_array_that_cannot_be_read_is_refused(tmp_path: Path, content: str, after: int, why: str) -> None:
     error = refusal(tmp_path, content.encode(), "rows.json")
     assert error.detail_code == "damaged_array"
     assert f"is a JSON array that cannot be read after item {after}: " in str(error) and why in str(error)
+
+
+@pytest.mark.parametrize(
+    ("content", "columns"),
+    [
+        ('{"data": [{"a": 1}, {"a": 2}]}', [{"a": 1}, {"a": 2}]),
+        ('{\n "version": "1, \\"2\\"", "n": -3e1, "of": null, "rows": [\n{"a": 1}\n]\n}\n', [{"a": 1}]),
+        ('{"examples": [{"a": [1, {"b": 2}]}]}', [{"a": [1, {"b": 2}]}]),
+        # rows of their own
+        ('{"data": [{"a": 1}]}\n{"data": [{"a": 2}]}\n', [{"data": [{"a": 1}]}, {"data": [{"a": 2}]}]),
+        ('{"data": ["a"]}', [{"data": ["a"]}]), ('{"messages": [{"a": 1}]}', [{"messages": [{"a": 1}]}]),
+    ],
+)  # fmt: skip
+def test_the_rows_of_an_object_that_holds_nothing_else_are_read(
+    tmp_path: Path, content: str, columns: list[dict[str, Any]]
+) -> None:
+    assert [row.columns for row in read(tmp_path, content.encode(), "rows.json")] == columns
 
 
 @pytest.mark.parametrize("size", [MAX_LINE_BYTES - 100, MAX_LINE_BYTES + 1, 6_000_000, 9_000_000])

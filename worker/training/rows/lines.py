@@ -37,6 +37,9 @@ _LITERAL = 16
 """Characters of the longest word or escape of JSON, or more."""
 _BRACKETS, _IN_STRING = re.compile(r'["\[\]{}]'), re.compile(r'"|\\.', re.DOTALL)
 _SPACE = re.compile(r"[ \t\r\n]*")
+_SCALAR = rb'(?:"(?:[^"\\]|\\.)*"|[^\s"\[\]{},]+)'
+_WRAPPED = re.compile(rb'\s*\{(?:\s*"[^"\\]*"\s*:\s*' + _SCALAR + rb'\s*,)*\s*"(data|rows|examples)"\s*:\s*(?=\[\s*\{)')
+"""The beginning of an object whose first array is one of objects, as annotation tools and `datasets` write rows."""
 _GZIP = b"\x1f\x8b"
 _ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16)))  # frame, skippable frames
 LFS, NO_FILE = b"version https://git-lfs", ("is a pointer of Git LFS, not the file itself", "fetch it: git lfs pull")
@@ -73,8 +76,8 @@ class OverLong(bytes):
 class Lines:
     """The lines of a file, with their newlines, byte order mark removed; `param` is the dotted key of the job.
 
-    `json`: a file that begins with `[` is one JSON array, whose items come out instead; and a workbook comes out as an
-    object for each row, an empty line for those that hold none.
+    `json`: a file that begins with `[` is one JSON array, whose items come out instead, and so do those of
+    `{"data": […]}`; and a workbook comes out as an object for each row, an empty line for those that hold none.
 
     Iterating raises BadData: `file_missing`, `file_unreadable`, `damaged_archive`, `file_changed`, `not_supported`,
     `damaged_array`, and as Archive and Workbook do. A line that is no Unicode comes out as bytes that are not UTF-8.
@@ -153,8 +156,14 @@ class Lines:
         head, (place, magic) = file.peek(_PIECE), _TAR
         if head[place] == magic and b"\0" in head[: place.start]:
             self.refuse("not_supported", "is a tar archive", "unpack it, and give the files of rows in it")
-        array = self._json and file.peek(_PIECE)[:_PIECE].lstrip().startswith(b"[")
-        lines = _items(file) if array else _bounded(file)
+        start = file.peek(_PIECE)[:_PIECE] if self._json else b""
+        if (wrapped := _WRAPPED.match(start)) and not _is_lines(start):
+            array = f"the array {wrapped[1].decode()!r} of one JSON object"
+            self._inside = "; ".join(filter(None, (self._inside, array)))
+            file.read(wrapped.end())
+            lines = _items(file, wrapped=True)
+        else:
+            lines = _items(file) if start.lstrip().startswith(b"[") else _bounded(file)
         return lines if marked else self._recoder.lines(lines)
 
     def _decoded(self, plain: io.BufferedReader) -> tuple[io.BufferedReader, bool]:
@@ -281,8 +290,23 @@ def _bounded(file: io.BufferedReader) -> Iterator[bytes]:
         yield start
 
 
-def _items(file: io.BufferedReader) -> Iterator[bytes]:
-    """The items of the JSON array that the file is, each as it is written there. Raises _NoArray."""
+def _is_lines(start: bytes) -> bool:
+    """Whether a file that begins so has an object on its first line, and another line behind it."""
+    first, _, behind = start.lstrip().partition(b"\n")
+    if not behind.strip():
+        return False
+    try:
+        json.loads(first)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _items(file: io.BufferedReader, *, wrapped: bool = False) -> Iterator[bytes]:
+    """The items of the JSON array that the file is, each as it is written there. Raises _NoArray.
+
+    `wrapped`: behind the array an object ends.
+    """
     decode = json.JSONDecoder(strict=False, parse_int=str).raw_decode  # what else is wrong costs only its own row
     held, place, ended = "", 0, False
 
@@ -359,5 +383,9 @@ def _items(file: io.BufferedReader) -> Iterator[bytes]:
         yield held[place:end].encode("latin-1") if fits else OverLong(held[place:][:_EXCERPT].encode("latin-1"))
         place = end
     place += 1
+    if wrapped:
+        if (character := next_character()) != "}":
+            raise _NoArray("something follows it in its object" if character else "its object does not end")
+        place += 1
     if next_character():
         raise _NoArray("something follows the array")
