@@ -106,7 +106,7 @@ class GenerateBody(Sampling):
     """A chat, whose next reply is wanted."""
     tools: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)] | None = None
     """Functions that the reply to `messages` may call, as OpenAI describes them: the chat template gets them. Calls
-    are in the text, as the template writes them."""
+    are in the text, as the template writes them, and in `tool_calls`."""
     checkpoint: CheckpointName | None = None
     """Use the weights of this checkpoint, such as `step-00000500` or `500`, or of the `best` or the `last`; null: the
     model that the job delivered."""
@@ -147,6 +147,26 @@ class LabelProbability(Frozen):
     """0 to 1."""
 
 
+class CalledFunction(Frozen):
+    """A function, and what it is called with."""
+
+    name: str
+    """One of `tools`."""
+    arguments: str
+    """A JSON object."""
+
+
+class ToolCall(Frozen):
+    """A call in a reply, in OpenAI's form."""
+
+    id: str
+    """Of this call: `tool_call_id` of the turn that brings its result."""
+    type: Literal["function"]
+    """Always `function`."""
+    function: CalledFunction
+    """What is called."""
+
+
 class Output(Frozen):
     """What one model answered to one input."""
 
@@ -166,6 +186,10 @@ class Output(Frozen):
     """That were written; of a classifier 0."""
     finish_reason: Literal["stop", "length"]
     """`length`: it ended at `max_new_tokens`; else `stop`: where the model ended it, or before a text of `stop`."""
+    content: str | None = None
+    """Of a reply with `tool_calls`: what it says besides; else null."""
+    tool_calls: list[ToolCall] | None = None
+    """Calls of `tools`, where the chat template writes exactly this text for them; else null."""
     labels: list[LabelProbability] | None = None
     """Of a classifier: every label, the most probable first; else null."""
     error: str | None = None

@@ -29,6 +29,7 @@ from jobs.generation import (
     Seed,
     StopTexts,
     Temperature,
+    ToolCall,
     TopP,
     checkpoint_name,
 )
@@ -152,8 +153,8 @@ class ChatBody(_Body):
     parallel_tool_calls: bool | None = None
     """Not used."""
     tools: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)] | None = None
-    """Functions that the reply may call: the chat template of the model gets them. Calls are in the content of the
-    reply, as the template writes them."""
+    """Functions that the reply may call: the chat template of the model gets them. Calls come back as `tool_calls`, or,
+    where the model does not write them as its template does, in the content."""
     tool_choice: Literal["none", "auto"] | None = None
     """`none`: the model is not told of the tools."""
     stop: StopTexts | None = None
@@ -209,10 +210,12 @@ class ChatMessage(Frozen):
 
     role: Literal["assistant"]
     """Always `assistant`."""
-    content: str
-    """What the model wrote; of a classifier its label."""
+    content: str | None
+    """What the model wrote; of a classifier its label. Null: it only calls."""
     refusal: None
     """Always null."""
+    tool_calls: list[ToolCall] | None = None
+    """Calls of `tools`; null: there are none."""
 
 
 class ChatChoice(Frozen):
@@ -224,8 +227,8 @@ class ChatChoice(Frozen):
     """The reply."""
     logprobs: None
     """Always null."""
-    finish_reason: Literal["stop", "length"]
-    """`length`: it ended at the limit of tokens."""
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    """`length`: it ended at the limit of tokens; `tool_calls`: with calls."""
 
 
 class ChatUsage(Frozen):
@@ -317,8 +320,10 @@ def generate_body(chat: ChatBody, checkpoint: str | None) -> GenerateBody:
 
 def completion(request: Request, chat: ChatBody, output: Output, how: Generated) -> ChatCompletion:
     """The reply."""
-    message = ChatMessage(role="assistant", content=output.text, refusal=None)
-    choice = ChatChoice(index=0, message=message, logprobs=None, finish_reason=output.finish_reason)
+    calls = output.tool_calls
+    content = output.text if calls is None else output.content or None
+    message = ChatMessage(role="assistant", content=content, refusal=None, tool_calls=calls)
+    choice = ChatChoice(index=0, message=message, logprobs=None, finish_reason=finish_reason(output))
     return ChatCompletion(
         id=f"chatcmpl-{request.id}",
         object="chat.completion",
@@ -328,6 +333,11 @@ def completion(request: Request, chat: ChatBody, output: Output, how: Generated)
         usage=usage_of(output),
         system_fingerprint=how.device,
     )
+
+
+def finish_reason(output: Output) -> Literal["stop", "length", "tool_calls"]:
+    """OpenAI's."""
+    return output.finish_reason if output.tool_calls is None else "tool_calls"
 
 
 def usage_of(output: Output) -> ChatUsage:
@@ -340,28 +350,31 @@ def usage_of(output: Output) -> ChatUsage:
 
 
 async def chunks(asking: Asking, request: Request, chat: ChatBody) -> AsyncGenerator[bytes]:
-    """The reply as OpenAI's stream."""
+    """The reply as OpenAI's stream. Where it may call a tool, it comes as a whole: only then is it known what it is."""
     same = {
         "id": f"chatcmpl-{request.id}", "object": "chat.completion.chunk", "created": int(time.time()),
         "model": chat.model,
     }  # fmt: skip
 
-    def chunk(delta: dict[str, str], finish_reason: str | None = None) -> bytes:
+    def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         return _data(same | {"choices": [choice]})
 
     yield chunk({"role": "assistant", "content": ""})
-    sent = False
+    sent, whole = False, bool(chat.tools) and chat.tool_choice != "none"
     try:
         async for part in asking.parts(request):
-            if part.type == "text":
+            if part.type == "text" and not whole:
                 sent = True
                 yield chunk({"content": part.data["text"]})
             elif part.type == "output":
                 output = Output.model_validate(part.data)
-                if not sent and output.text:  # of a classifier
-                    yield chunk({"content": output.text})
-                yield chunk({}, output.finish_reason)
+                said = output.text if output.tool_calls is None else output.content
+                if not sent and said:  # also of a classifier
+                    yield chunk({"content": said})
+                for number, call in enumerate(output.tool_calls or ()):
+                    yield chunk({"tool_calls": [{"index": number, **call.model_dump()}]})
+                yield chunk({}, finish_reason(output))
                 if chat.stream_options is not None and chat.stream_options.include_usage:
                     yield _data(same | {"choices": [], "usage": usage_of(output).model_dump()})
     except Exception as error:

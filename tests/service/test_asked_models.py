@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from jobs.redis.connection import connect
 from jobs.redis.requests import Requests
+from tests.service.answering import DONE, OUTPUT, Parts, answering
 from tests.service.running import Service, running
 from tests.service.seeded import leave_behind
 from tests.support.samples import heartbeat
@@ -63,3 +65,30 @@ def test_a_checkpoint_that_is_not_there_is_refused_before_its_request_waits(serv
     assert (refused.status_code, error["code"]) == (409, "no_checkpoint")
     assert error["message"] == f"job {job} has no checkpoint step-{int(given.removeprefix('step-')):08d}"
     assert Requests(connect(service.settings.redis_url)).take("generate") is None
+
+
+CALL = {"id": "abc123def", "type": "function", "function": {"name": "clock", "arguments": '{"zone": "CET"}'}}
+CALLED: Parts = [
+    ("text", {"model": "trained", "index": 0, "text": "Wait. <tool_call>"}),
+    ("output", OUTPUT | {"model": "trained", "text": "Wait. <tool_call>…", "content": "Wait.", "tool_calls": [CALL]}),
+    ("done", DONE),
+]
+TOOL = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}
+
+
+def test_calls_come_back_as_openai_writes_them(service: Service) -> None:
+    chat = {"model": f"ft:{with_model(service)}", "messages": MESSAGES, "tools": [TOOL]}
+    thread, _ = answering(service.settings.redis_url, CALLED)
+    [choice] = service.post("/v1/chat/completions", json=chat).json()["choices"]
+    thread.join()
+    assert choice["finish_reason"] == "tool_calls"
+    assert (choice["message"]["content"], choice["message"]["tool_calls"]) == ("Wait.", [CALL])
+
+    thread, _ = answering(service.settings.redis_url, CALLED)
+    streamed = service.post("/v1/chat/completions", json=chat | {"stream": True}).text
+    thread.join()
+    parts = [json.loads(line[6:])["choices"][0] for line in streamed.splitlines() if line.startswith("data: {")]
+    assert [part["delta"] for part in parts] == [
+        {"role": "assistant", "content": ""}, {"content": "Wait."}, {"tool_calls": [{"index": 0, **CALL}]}, {},
+    ]  # fmt: skip
+    assert parts[-1]["finish_reason"] == "tool_calls"

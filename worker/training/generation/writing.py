@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -131,7 +132,7 @@ class Answering:
             if self.loaded.task.has_labels:
                 return Output(**about, **self._classes(ids))
             written, reason = self._write(ids, body, text, cancelled)
-        return Output(**about, text=written[0], tokens=written[1], finish_reason=reason)
+        return Output(**about, **calls_in(prompt, written[0]), text=written[0], tokens=written[1], finish_reason=reason)
 
     def _write(
         self, ids: torch.Tensor, body: GenerateBody, text: Callable[[str], object], cancelled: Callable[[], bool]
@@ -184,6 +185,17 @@ class Answering:
         )
         chosen = [each.label for each in found if each.probability > 0.5] if self._several else [found[0].label]
         return {"text": "; ".join(chosen), "tokens": 0, "finish_reason": "stop", "labels": found}
+
+
+def calls_in(prompt: Prompt, text: str) -> dict[str, Any]:
+    """What a reply says besides its calls, and these; nothing where it calls nothing."""
+    if (turn := prompt.called(text)) is None:
+        return {}
+    calls = json.loads(turn.calls)
+    for call in calls:
+        call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+    thought, answer = turn.parts
+    return {"content": turn.content if thought else answer, "tool_calls": calls}
 
 
 class _Pieces(BaseStreamer):

@@ -21,6 +21,7 @@ from worker.training.dataset.data import Int64, Rows
 from worker.training.dataset.encoding import RowTask
 from worker.training.dataset.tokens import TokenizerState
 from worker.training.journal import Journal
+from worker.training.rows.chat import Turn
 from worker.training.rows.text import Templates, Texts
 from worker.training.scores.statistics import Floats, Statistics
 from worker.training.steps.order import Widths
@@ -71,6 +72,8 @@ class Prompt:
     """The same as text, whole."""
     cut: bool
     """Whether tokens were cut off its end, as in training."""
+    called: Callable[[str], Turn | None] = lambda reply: None
+    """What a reply to it says and calls; None: it calls nothing."""
 
 
 @dataclass(frozen=True)

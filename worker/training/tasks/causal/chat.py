@@ -31,6 +31,7 @@ from worker.training.machine.host import ROW_S, Endless, TooLarge, costly_templa
 from worker.training.rows.chat import ASSISTANT, REASONING, SYSTEM, TOOL, Turn
 from worker.training.rows.row import NO_TOOLS, SPECIAL, Defect
 from worker.training.rows.text import Texts
+from worker.training.tasks.causal.tool_calls import possible_calls
 
 SEPARATOR = "\n"
 """Between a prompt and its completion."""
@@ -150,6 +151,26 @@ class ChatFormat:
             self._check_all_said(turns, texts.tools)
             return text, True
         return f"{texts.input}{SEPARATOR}" if texts.input else texts.target, False
+
+    def called(self, texts: Texts, reply: str) -> Turn | None:
+        """What a reply to a chat says and calls, where the template writes exactly this for it; None: it calls nothing.
+
+        `reply`: as it was generated, without special tokens. White space may differ.
+        """
+        turns, tools = self._known(texts.turns, texts.tools), texts.tools
+        for content, calls in possible_calls(reply, _loaded(tools)):
+            turn = Turn(ASSISTANT, content, True, calls=calls)
+            with contextlib.suppress(Defect):
+                text, begin, _, end = self._reply((*turns, turn), tools)
+                if self._bare(text[begin:end]) == self._bare(reply):
+                    return turn
+        return None
+
+    def _bare(self, text: str) -> str:
+        """Without special tokens and white space."""
+        for token in self.special:
+            text = text.replace(token, "")
+        return "".join(text.split())
 
     def takes(self, texts: Texts) -> bool:
         """Whether a row is written as a chat; else it is plain text."""

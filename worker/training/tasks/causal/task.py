@@ -196,7 +196,8 @@ class Causal(Unlabelled):
         assert isinstance(tokenizer, CausalTokenizer)
         text, as_chat = tokenizer.chat.prompt(texts)
         own = tokenizer.open().encode(text, add_special_tokens=False).ids
-        return Prompt([*(() if as_chat else tokenizer.leading), *own], text, cut=False)
+        prompt = Prompt([*(() if as_chat else tokenizer.leading), *own], text, cut=False)
+        return replace(prompt, called=partial(tokenizer.chat.called, texts)) if texts.tools else prompt
 
     def prompt(self, rows: Rows, row: int, tokenizer: PreTrainedTokenizerBase, data: DataSpec) -> str | None:
         given = rows.input(row)[: prompt_length(rows.target(row).astype(np.int64))].tolist()
