@@ -419,7 +419,8 @@ def classification(model: PreTrainedModel, configuration: Configuration, vocabul
         mask[-1, -1] = 0
     labels = torch.randint(0, LABELS, (configuration.rows,))
     lengths = (torch.ones_like(ids) if mask is None else mask).sum(dim=1).numpy()
-    batch = ClassBatch(ids, mask, labels, np.arange(configuration.rows), lengths, CLASSIFIER.loss)
+    types = torch.zeros_like(ids) if getattr(model.config, "type_vocab_size", 0) > 1 else None  # of pairs
+    batch = ClassBatch(ids, mask, labels, np.arange(configuration.rows), lengths, CLASSIFIER.loss, types)
     return batch.loss_sum(model) / batch.target_tokens
 
 

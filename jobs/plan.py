@@ -14,7 +14,7 @@ from jobs.evaluation_metrics import LabelPlan
 from jobs.frozen import Frozen, left_out
 from jobs.gpus import REFERENCE, GpuFacts, short_name
 from jobs.memory_plan import DType, MemoryPlan, MemorySummary, OptimizerName
-from jobs.spec import FullMethod, JobSpec, TrainingSpec
+from jobs.spec import PAIR, FullMethod, JobSpec, TrainingSpec
 from jobs.text.units import durations_alike, format_duration, format_figure, format_number, format_share
 from jobs.verdict import LEAST_ROWS
 
@@ -134,6 +134,12 @@ class DataPlan(Frozen):
     labels_read: bool = False
     """Task `classification`: whether a label of a row may stand for another (`1.0` for `1`), for several, or for none.
     False in plans of earlier versions, whose rows keep the labels that are written there."""
+    pairs_read: bool = False
+    """Task `classification`: whether two texts that are recognized are a pair. False in plans of earlier versions,
+    which read them as one text with words in front."""
+    separator: int | None = None
+    """Task `classification`: the token behind which, the first of its row, the token types of a pair are 1. Null: the
+    rows are no pairs, or the model is told of no types."""
     by_reply: bool = False
     """Task `causal`: whether each reply of a chat is learned as the chat template writes it where it is the last. False
     in plans of earlier versions, which took all replies from the text of the whole chat."""
@@ -448,6 +454,11 @@ class CheckSummary(Frozen):
     """What it needs at its peak, what was tried and chosen."""
     resume_from: SourceSummary | SkipJsonSchema[None] = left_out()
     """The job that it resumes from; left out where it begins at the start."""
+
+    @property
+    def of_pairs(self) -> bool:
+        """Whether the rows are pairs of texts."""
+        return self.input is not None and f" {PAIR} " in self.input
 
     def prepared(self, time: TimeSummary | None, memory: MemorySummary | None) -> CheckSummary:
         """With time and memory as planned again for all rows, where they were."""

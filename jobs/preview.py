@@ -52,6 +52,9 @@ class RowPreview(Frozen):
     number: int
     """JSON lines and CSV: the line on which it begins, counted from 1; Parquet and JSON arrays: its place."""
     input: TextPreview
+    """Of a pair of texts, the first."""
+    second: TextPreview | None = None
+    """Of a pair of texts, the second, with the tokens behind it; those before it count with the first."""
     target: TextPreview
     rewritten: dict[str, int]
     """Characters of both texts that were written differently (`data.normalize`), and how often."""

@@ -264,6 +264,21 @@ NamedChatTemplate = Literal["alpaca", "chatml", "gemma", "llama-3", "mistral", "
 CHAT_TEMPLATE_CHARACTERS = 100_000
 """The longest chat templates of models have some 20,000."""
 _CHAT_TEMPLATE_FILE = ".jinja"
+PAIR = "{}"
+"""In `data.input`: what is before it and what is behind it are two texts, a pair."""
+
+
+def _pair_as_text(given: object) -> object:
+    """A list of two columns or templates as one text."""
+    if not isinstance(given, list | tuple):
+        return given
+    if len(given) != 2 or not all(isinstance(one, str) and one.strip() for one in given):
+        raise ValueError("a list is a pair of texts: it names two columns or templates")
+    first, second = (one if "{" in one or "}" in one else f"{{{one}}}" for one in given)
+    return f"{first} {PAIR} {second}"
+
+
+_Column = Annotated[str, Field(min_length=1, max_length=10_000)]
 
 
 class DataSpec(Part):
@@ -286,9 +301,17 @@ class DataSpec(Part):
     """File format; `auto` goes by the ending of the file name: .jsonl, .ndjson, .json (one object per line, or an array
     of objects), .csv, .tsv, each also with .gz or .zst, .parquet, .xlsx, .xlsm, .xls and .ods (a sheet), or .zip with
     one of these files. For other names say it; the value then is a file in any case."""
-    input: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
+    input: Annotated[
+        _Column | None,
+        BeforeValidator(
+            _pair_as_text,
+            json_schema_input_type=_Column | Annotated[list[_Column], Field(min_length=2, max_length=2)] | None,
+        ),
+    ] = None
     """Column name, or a template over columns such as `"{title}: {ingredients}"`, with paths (`{messages[0].content}`),
-    objects as JSON (`{output|json}`) and optional parts (`{input?}`). Null: recognized by column names."""
+    objects as JSON (`{output|json}`) and optional parts (`{input?}`). Task `classification`: two of these in a list,
+    such as `["premise", "hypothesis"]`, are a pair of texts; the job keeps it as `"{premise} {} {hypothesis}"`, which
+    may also be given. Null: recognized by column names."""
     target: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
     """Column name or template of the text to learn. Null: recognized by column names. Task `causal`: without `input`, a
     column of chats (`messages`), or of plain text. Task `classification`: the label, or with `task.multi_label` a list

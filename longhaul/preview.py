@@ -49,9 +49,11 @@ def print_preview(preview: DataPreview, console: Console) -> None:
                     title = Text("and", style="dim")
                 grid.add_row(title, Text("learned", style="dim"), _learned(row.spans).append_text(_taken(row)))
                 continue
-            for side in ("input", "target"):
-                grid.add_row(title, Text(side, style="dim"), _shown(getattr(row, side), f"data.max_{side}_tokens"))
-                title = Text()
+            for side, text in (("input", row.input), ("and", row.second), ("target", row.target)):
+                if text is not None:
+                    limit = f"data.max_{'target' if side == 'target' else 'input'}_tokens"
+                    grid.add_row(title, Text(side, style="dim"), _shown(text, limit))
+                    title = Text()
             if row.rewritten:
                 grid.add_row("", "", Text(f"rewritten: {_characters(row.rewritten)}", style="yellow"))
     for name, sentences in (("validation", preview.validation_noticed), ("model", preview.model_noticed)):

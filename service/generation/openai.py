@@ -113,7 +113,7 @@ class ChatBody(_Body):
     """`ft:` and a job: its id or its name; with `/step-00000500`, `/500`, `/best` or `/last` behind it a
     checkpoint of it."""
     messages: Annotated[list[ChatMessageBody], Field(min_length=1)]
-    """The chat. A model that is none of chats is given the last message."""
+    """The chat. A model that is none of chats is given the last message, one of pairs of texts the last two."""
     stream: bool | None = None
     """Send the reply in chunks, as server-sent events."""
     stream_options: StreamOptions | None = None

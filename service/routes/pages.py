@@ -178,7 +178,9 @@ def routes(
             newest_first = sorted((folder.name for folder in run.checkpoints.glob("step-*")), reverse=True)
             delivered = run.has_model()
             values |= {"delivered": delivered, "checkpoints": newest_first, "askable": delivered or newest_first}
-            values["classifies"] = isinstance(one["plan"], CheckSummary) and one["plan"].task == "classification"
+            summary = one["plan"] if isinstance(one["plan"], CheckSummary) else None
+            values["classifies"] = summary is not None and summary.task == "classification"
+            values["pairs"] = summary.input if summary is not None and summary.of_pairs else None
             never = one["dry_run"] or one["kind"] == "evaluate"
             values["why_no_model"] = (
                 why_no_model(run.record())[0] if never or (one["finished_at"] and not delivered) else ""

@@ -93,6 +93,9 @@ def test_a_spec_is_frozen() -> None:
         ("method", {"type": "lora", "base_dtype": "float16", "adapter_dtype": "bfloat16"}, "adapters are float32"),
         ("method", {"type": "full", "base_dtype": "float16"}, "unknown key"),
         ("data.input", "title", "both `input` and `target`"),
+        ("data.input", ["premise"], "a list is a pair of texts"),
+        ("data.input", ["a", "b", "c"], "a list is a pair of texts"),
+        ("data.input", ["a", 1], "a list is a pair of texts"),
         ("memory.optimizer", "sgd", "'adamw', 'adamw_offload', 'adamw_8bit' or 'adafactor'"),
     ],
 )
@@ -102,6 +105,19 @@ def test_a_wrong_value_is_named(dotted: str, value: object, said: str) -> None:
     assert said in str(caught.value)
     assert caught.value.param is not None
     assert dotted.startswith(caught.value.param) or caught.value.param.startswith(dotted)
+
+
+@pytest.mark.parametrize(
+    ("pair", "kept"),
+    [
+        (["premise", "hypothesis"], "{premise} {} {hypothesis}"),
+        (["about: {title}", "a.b"], "about: {title} {} {a.b}"),
+    ],
+)
+def test_two_columns_are_kept_as_one_text(pair: list[str], kept: str) -> None:
+    spec = parse_spec({"data": {"train": "rows.jsonl", "input": pair, "target": "label"}})
+    assert spec.data.input == kept
+    assert parse_spec(spec.model_dump(mode="json")) == spec
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,9 @@ def test_what_is_lost_of_a_row_is_said() -> None:
     rows = [
         RowPreview(number=7, input=text("\x1b[2Jb" * 99), target=text("short", unknown={"{": 2, "~": 1}), rewritten={}),
         RowPreview(number=1_234, input=text("x", tokens=None), target=text("y", cut_characters=21), rewritten={"½": 1}),
+        RowPreview(
+            number=9, input=text("a"), second=text("b", cut_characters=7), target=text("c", tokens=None), rewritten={}
+        ),
     ]
     screen = io.StringIO()
     preview = make_preview(rows, read_as="OpenAI chat")
@@ -147,6 +150,9 @@ def test_what_is_lost_of_a_row_is_said() -> None:
         "row 1,234 input x",
         "target y (9 tokens) its last 21 characters are cut off (data.max_target_tokens)",
         "rewritten: '½'",
+        "row 9 input a (9 tokens)",
+        "and b (9 tokens) its last 7 characters are cut off (data.max_input_tokens)",
+        "target c",
     ]
 
 

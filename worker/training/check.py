@@ -187,6 +187,8 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     labels = sum((each.rows.labels for each in looked_at), Counter[str]())
     complete, usable = all(each.rows.all_rows for each in looked_at), sum(len(each.rows.keys) for each in looked_at)
     task = task.labelled(labels, config, complete=complete, usable=usable)
+    if any(each.templates[0] and each.templates[0].pair for each in looked_at):
+        task = task.of_pairs(state, config)
     if not labels.keys() <= {label.name for label in task.labels}:  # some stand for others, or for none
         looked_at = [each.again(spec, task, rewriter) for each in looked_at]
     left = without_earlier([(each.head, each.rows) for each in looked_at])
@@ -261,6 +263,8 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
         digests=tuple(each.head.digest for each in looked_at),
         evaluation_rows="random",
         labels_read=task.reads_labels,
+        pairs_read=task.reads_pairs,
+        separator=task.separator,
         by_reply=task.by_reply,
         chat_template=task.chat_template,
         ends_kept=task.keeps_ends,

@@ -38,7 +38,7 @@ from worker.training.planning.stages import plan_stage
 from worker.training.planning.time_plan import RowLengths, with_time
 from worker.training.rows.origin import Head, find_source
 from worker.training.rows.sources import Source
-from worker.training.rows.text import Templates, template
+from worker.training.rows.text import Templates, input_template
 from worker.training.settings import TrainerSettings
 from worker.training.steps.order import mixture_of
 from worker.training.store import content_key, full_disk_named, make_once
@@ -68,7 +68,7 @@ def prepare(run: RunDir, settings: TrainerSettings, journal: Journal) -> Prepare
         named.append(named[0] if own[1] is None else (own[0], own[1], beside))
 
     def read_by(task: Task) -> list[tuple[Source, Templates]]:
-        inputs = [None if one is None else template(one, "data.input") for one, _, _ in named]
+        inputs = [None if one is None else input_template(one) for one, _, _ in named]
         targets = [task.target_template(other, beside) for _, other, beside in named]
         return list(zip(sources, zip(inputs, targets, strict=True), strict=True))
 

@@ -242,7 +242,9 @@ def _generation(context: TrainingContext) -> list[str]:
     ]
 
 
-def _sample_to_repeat(context: TrainingContext, samples: list[Sample]) -> tuple[str | None, Sample | None]:
+def _sample_to_repeat(
+    context: TrainingContext, samples: list[Sample]
+) -> tuple[str | Sequence[str] | None, Sample | None]:
     """The first sample whose text has no secret and, tokenized again, gives the tokens that the model was given; and
     that text.
 
@@ -263,7 +265,7 @@ def _sample_to_repeat(context: TrainingContext, samples: list[Sample]) -> tuple[
     return None, None
 
 
-def _assigned(text: str) -> str:
+def _assigned(text: str | Sequence[str]) -> str:
     """The line of the snippet that has it."""
     return f"text = {json.dumps(text, ensure_ascii=False)}"
 

@@ -7,8 +7,10 @@ const TITLES = { trained: "After training", base: "Before training" };
 let asked = null;
 
 function body() {
-  const { input, checkpoint, base, temperature, max_new_tokens } = form.elements;
-  const given = { input: input.value, stream: true, base: base.checked };
+  const { input, second, checkpoint, base, temperature, max_new_tokens } = form.elements;
+  const given = { stream: true, base: base.checked };
+  if (second) given.messages = [input, second].map((each) => ({ role: "user", content: each.value })); // a pair of texts
+  else given.input = input.value;
   if (checkpoint.value) given.checkpoint = checkpoint.value;
   if (temperature) given.temperature = Number(temperature.value); // a classifier writes nothing
   if (max_new_tokens?.value) given.max_new_tokens = Number(max_new_tokens.value);

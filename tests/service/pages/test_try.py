@@ -77,6 +77,26 @@ def test_a_refusal_says_what_to_do(service: Service, watched: WatchedPage) -> No
     expect(page.locator("#try-status")).to_contain_text("python -m worker generate")
 
 
+def test_a_classifier_of_pairs_is_asked_two_texts(service: Service, watched: WatchedPage, redis_url: str) -> None:
+    job, page = service.submit(name="chef"), watched.page
+    pair = {"task": "classification", "input": "{premise} {} {hypothesis}"}
+    service.append(job, JobChecked(plan=checked().plan.model_copy(update=pair)))
+    leave_behind(service.run(job))
+    service.store.workers.report(heartbeat("generate-a"))
+    page.goto(f"{service.url}/jobs/{job}?tab=try")
+    expect(page.locator("#about-input")).to_contain_text("{premise} {} {hypothesis}")
+    page.get_by_label("Text").fill("A kettle leaks")
+    page.get_by_label("and", exact=True).fill("It is new")
+    worker, taken = answering(
+        redis_url, [("output", {**OUTPUT, "model": "trained", "text": "neutral", "labels": []}), ("done", DONE)]
+    )
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator("#try-answers")).to_contain_text("The model gives: neutral")
+    worker.join()
+    [request] = taken
+    assert [turn["content"] for turn in request.payload["messages"]] == ["A kettle leaks", "It is new"]
+
+
 def test_a_classifier_is_asked_without_what_only_writers_have(
     service: Service, watched: WatchedPage, redis_url: str
 ) -> None:

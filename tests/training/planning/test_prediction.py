@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -73,6 +74,7 @@ def on_gpu() -> Predictor:
 
 
 BF16, FP32 = torch.bfloat16, torch.float32
+OF_PAIRS = replace(CLASSIFIER, pairs=True, separator=3)
 UNTIED = QWEN2 | {"tie_word_embeddings": False}
 WIDE_ADAPTERS = {"rank": 64, "adapter_dtype": "float32", "dropout": 0.1}
 
@@ -92,6 +94,8 @@ WIDE_ADAPTERS = {"rank": 64, "adapter_dtype": "float32", "dropout": 0.1}
         (CLASSIFIER, ROBERTA, "adafactor", 0, BF16, False, True, None),
         (CLASSIFIER, ROBERTA, "adafactor", 0, BF16, True, True, None),
         (CLASSIFIER, ROBERTA, "adafactor", 1, BF16, True, True, None),
+        (OF_PAIRS, ROBERTA | {"model_type": "bert", "type_vocab_size": 2}, "adafactor", 0, BF16, True, True, None),
+        (OF_PAIRS, ROBERTA | {"model_type": "bert", "type_vocab_size": 2}, "adafactor", 0, BF16, False, False, None),
         (Seq2Seq(), SHALLOW | {"model_type": "mt5"}, "adafactor", 0, BF16, True, True, None),
         (Seq2Seq(), BART, "adafactor", 0, BF16, True, True, None),
         (Seq2Seq(), BART, "adafactor", 1, BF16, True, False, None),

@@ -129,9 +129,11 @@ def rewriter_of(data: DataSpec, tokenizer: TokenizerState | None, *, of_bytes: b
 
 def _untokenized(task: RowTask, number: int, texts: Texts, rewritten: Mapping[str, int]) -> RowPreview:
     """A row whose tokens are not known yet. Raises Defect."""
-    input, target = (
+    input, *second, target = (
         TextPreview(text=text[:SHOWN], characters=len(text), tokens=None, cut_characters=None, unknown={})
-        for text in (texts.input, texts.target)
+        for text in (*texts.read, texts.target)
     )
-    spans = task.builtin_spans(texts)
-    return RowPreview(number=number, input=input, target=target, rewritten=dict(rewritten), spans=spans)
+    return RowPreview(
+        number=number, input=input, second=second[0] if second else None, target=target, rewritten=dict(rewritten),
+        spans=task.builtin_spans(texts),
+    )  # fmt: skip

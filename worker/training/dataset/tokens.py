@@ -8,7 +8,7 @@ import re
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -220,9 +220,11 @@ class TokenizerState:
                 hint="save the model with the tokenizer that it was trained with, or call resize_token_embeddings",
             )
 
-    def check_limits(self, limits: Mapping[str, int]) -> None:
-        """Raise Rejected (`limit_too_small`) if a limit, by its job key, leaves no token for the text itself."""
-        added = len(self.leading) + len(self.trailing)
+    def check_limits(self, limits: Mapping[str, int], around: int | None = None) -> None:
+        """Raise Rejected (`limit_too_small`) if a limit, by its job key, leaves no token for the text itself.
+
+        `around`: tokens that do not count; None: those that the tokenizer puts around one text."""
+        added = len(self.leading) + len(self.trailing) if around is None else around
         if small := {key: limit for key, limit in limits.items() if limit <= added}:
             what = " and ".join(f"{param} is {limit}" for param, limit in small.items())
             raise Rejected(
@@ -330,13 +332,17 @@ class Encoder:
 
     def encode(self, texts: Sequence[str], limit: int) -> EncodedTexts:
         """At most `limit` tokens of each text, with what stands before and behind it, for which there is room."""
+        return self.encode_first(texts, lambda full: np.minimum(full, limit - self._added))
+
+    def encode_first(self, texts: Sequence[str], kept: Callable[[Int64], Int64]) -> EncodedTexts:
+        """The first tokens of each text, with what stands before and behind it. `kept`: [texts] own tokens of each ->
+        how many of them stay."""
         end, padding, unknown = self._state.end, self._state.padding, self._state.unknown
         pieces = self._pieces(texts)
         flat = np.frombuffer(b"".join(pieces), self._dtype)
         full = np.array([len(piece) for piece in pieces], np.int64) // self._dtype.itemsize
-        room = limit - self._added
-        cut = np.minimum(full, room)
-        flat = flat[np.arange(len(flat)) - np.repeat(np.cumsum(full) - full, full) < room]
+        cut = kept(full)
+        flat = flat[np.arange(len(flat)) - np.repeat(np.cumsum(full) - full, full) < np.repeat(cut, full)]
         lost = (flat == unknown) | (flat == end) | (flat == padding)
         lost_of = np.bincount(np.repeat(np.arange(len(texts)), cut)[lost], minlength=len(texts))
         lengths = cut + self._added
@@ -353,19 +359,21 @@ class Encoder:
             lengths=lengths.astype(np.int32),
             full_lengths=(full + self._added).astype(np.int32),
             unknown_tokens=lost_of.astype(np.int32),
-            unknown={text: self._offending(texts[text], limit) for text in np.flatnonzero(lost_of).tolist()},
+            unknown={text: self._offending(texts[text], int(cut[text])) for text in np.flatnonzero(lost_of).tolist()},
         )
 
     def inspect(self, text: str, limit: int) -> tuple[int, int, Counter[str]]:
         """What `encode` makes of a text: its tokens, the characters cut off its end, and the unknown ones that stay."""
         encoded = self.encode([text], limit)
-        cut = 0
-        if encoded.full_lengths[0] > encoded.lengths[0]:
-            offsets = self._fast.encode(text, add_special_tokens=False).offsets
-            # Where the first token that is cut off begins: the end of the last that stays may lie behind that, for a
-            # lone ▁ is placed on the character after it.
-            cut = len(text) - offsets[int(encoded.lengths[0]) - self._added][0]
-        return int(encoded.lengths[0]), cut, encoded.unknown.get(0, Counter())
+        kept = int(encoded.lengths[0])
+        return kept, self.cut_characters(text, kept - self._added), encoded.unknown.get(0, Counter())
+
+    def cut_characters(self, text: str, kept: int) -> int:
+        """How many characters are cut off the end of a text of whose tokens the first `kept` stay."""
+        offsets = self._fast.encode(text, add_special_tokens=False).offsets
+        # Where the first token that is cut off begins: the end of the last that stays may lie behind that, for a lone ▁
+        # is placed on the character after it.
+        return len(text) - offsets[kept][0] if kept < len(offsets) else 0
 
     def keeps(self, text: str) -> bool:
         """Whether its tokens spell a text as it is, but for white space around it: T5's know no line break, and write
@@ -406,11 +414,11 @@ class Encoder:
         encodings = self._fast.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, self._dtype).tobytes() for encoding in encodings]
 
-    def _offending(self, text: str, limit: int) -> Counter[str]:
+    def _offending(self, text: str, kept: int) -> Counter[str]:
         """The characters of a text whose tokens are unknown. Offsets take time: only for texts that need them."""
         found: Counter[str] = Counter()
         encoding = self._fast.encode(text, add_special_tokens=False)
-        for token, (start, stop) in list(zip(encoding.ids, encoding.offsets, strict=True))[: limit - self._added]:
+        for token, (start, stop) in list(zip(encoding.ids, encoding.offsets, strict=True))[:kept]:
             if token == self._state.unknown:
                 found.update(text[start:stop])
             elif token in (self._state.end, self._state.padding):

@@ -20,7 +20,7 @@ from worker.training.network.model import LoadedModel
 from worker.training.rows.characters import Rewriter
 from worker.training.rows.chat import asked_turns
 from worker.training.rows.row import Defect
-from worker.training.rows.text import RowReader, Texts, template
+from worker.training.rows.text import RowReader, Texts, input_template
 from worker.training.tasks.layout import positions_of
 from worker.training.tasks.task import Prompt, Task
 
@@ -40,7 +40,7 @@ class Inputs:
         templates = dict.fromkeys((each.input, each.target, each.companions) for each in plan.data.sources_of(spec))
         self._readers = [
             RowReader(
-                None if input is None else template(input, "data.input"),
+                None if input is None else input_template(input),
                 task.target_template(target, companions),
                 rewriter,
             )
@@ -127,10 +127,12 @@ class Answering:
             "model": self._name, "index": index, "input": prompt.text, "input_tokens": len(prompt.ids),
             "input_cut": prompt.cut,
         }  # fmt: skip
-        ids = torch.tensor([prompt.ids], device=self.loaded.model.device)
+        device = self.loaded.model.device
+        ids = torch.tensor([prompt.ids], device=device)
         with torch.no_grad():
             if self.loaded.task.has_labels:
-                return Output(**about, **self._classes(ids))
+                types = torch.tensor([prompt.types], device=device) if prompt.types else None
+                return Output(**about, **self._classes(ids, types))
             written, reason = self._write(ids, body, text, cancelled)
         return Output(**about, **calls_in(prompt, written[0]), text=written[0], tokens=written[1], finish_reason=reason)
 
@@ -175,8 +177,9 @@ class Answering:
         assert isinstance(text, str)
         return text if self.loaded.model.config.is_encoder_decoder else text.strip()
 
-    def _classes(self, ids: torch.Tensor) -> dict[str, Any]:
-        logits = self.loaded.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0].float()
+    def _classes(self, ids: torch.Tensor, types: torch.Tensor | None) -> dict[str, Any]:
+        given = {"input_ids": ids} | ({} if types is None else {"token_type_ids": types})
+        logits = self.loaded.model(**given, attention_mask=torch.ones_like(ids)).logits[0].float()
         likely = logits.sigmoid() if self._several else logits.softmax(-1)
         names: Any = self.loaded.model.config.id2label  # by number
         found = sorted(

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from jobs.companions import NO_COMPANIONS, CompanionColumns
 from jobs.errors import Rejected
+from jobs.spec import PAIR
 from worker.training.rows.characters import Rewriter
 from worker.training.rows.chat import (
     ASSISTANT,
@@ -63,6 +64,7 @@ ODDITIES: Mapping[str, Callable[[str], bool]] = {
 OBJECT = "an object"
 """Where a text should be; its fields can be named."""
 ENDS = "white space at both ends removed"
+ONE_TEXT = "one text, and the model reads a pair"
 UNUSED_TOOLS = f"a column {TOOLS}, which is not used: the chat template gets no tools"
 
 
@@ -136,6 +138,8 @@ class Template:
     """Of a target: whether earlier turns and a system prompt stay turns, for a model that reads chats."""
     keeps_ends: bool = False
     """Of a target: whether the texts of a row keep the white space that they begin and end with."""
+    pair: tuple[Template, Template] | None = None
+    """Of an input that is a pair of texts: the template of each; `literals` are then empty."""
     verbatim: ClassVar[bool] = False
     """Whether no character of the text is rewritten, whatever the tokenizer knows."""
 
@@ -220,6 +224,8 @@ class Texts:
     """Of a chat that is taken as a whole: all turns up to the last reply; else none."""
     tools: str = ""
     """What its replies may call, as of `tools_of`."""
+    second: str = ""
+    """Of a pair of texts, the second; `input` is the first."""
 
     @property
     def key(self) -> int:
@@ -227,13 +233,20 @@ class Texts:
         if self.turns:
             turns = tuple(map(_without_ends, self.turns))
             return _hash64(repr((turns, self.tools) if self.tools else turns).encode())
-        return _hash64(f"{self.input.strip()}\0{self.target.strip()}".encode())
+        return _hash64("\0".join(text.strip() for text in (*self.read, self.target)).encode())
 
     @property
     def split_key(self) -> int:
         """The same of the input's letters and digits (without an input, the target's): rows whose inputs differ only in
         case, accents, spaces or punctuation have equal ones, and go to the same side of a split."""
+        if self.second:
+            return _hash64(b"\0".join(map(letters_and_digits, self.read)))
         return _hash64(letters_and_digits(self.input.strip() or self.target))
+
+    @property
+    def read(self) -> Sequence[str]:
+        """The input: one text, or both of a pair."""
+        return (self.input, self.second) if self.second else (self.input,)
 
     def without_indents(self) -> Texts:
         """The same, where no learned text begins with white space."""
@@ -245,13 +258,13 @@ class Texts:
         """Every text that a tokenizer meets."""
         if self.turns:
             return [*([self.tools] if self.tools else []), *(text for turn in self.turns for text in turn.texts)]
-        return [text for text in (self.input, self.target) if text]
+        return [text for text in (*self.read, self.target) if text]
 
     @property
     def characters(self) -> tuple[int, int]:
         """Of what is only read, and of what is learned."""
         if not self.turns:
-            return len(self.input), len(self.target)
+            return sum(map(len, self.read)), len(self.target)
         learned = sum(len(text) for turn in self.turns if turn.learned for text in turn.texts)
         return sum(map(len, self.all)) - learned, learned
 
@@ -292,8 +305,8 @@ class RowReader:
             turns = tuple(self._checked_turn(turn, changed) for turn in _joined_turns(before, turns))
             found = Texts(written(turns[:-1]), turns[-1].said, turns, self._tools(columns))
         else:
-            input, asked = self._asked(columns, before, joined, changed)
-            found = Texts(input, self._text(self._target, columns, joined, changed))
+            input, second, asked = self._asked(columns, before, joined, changed)
+            found = Texts(input, self._text(self._target, columns, joined, changed), second=second)
             if asked and self._target.in_turns:
                 found = replace(found, turns=(*asked, Turn(ASSISTANT, found.target, learned=True)))
         if odd is not None:
@@ -320,8 +333,8 @@ class RowReader:
                 asked_of = asked_turns(prompt)
                 assert asked_of is not None
                 return self.asked(_joined_turns(before, asked_of), columns.get(TOOLS))
-            input, asked = self._asked(columns, before, [], [])
-            return Texts(input, "", asked if self._target.in_turns else ())
+            input, second, asked = self._asked(columns, before, [], [])
+            return Texts(input, "", asked if self._target.in_turns else (), second=second)
         turns = asked_turns(without_json(self._target.whole_value(columns)))
         if turns is None:
             return Texts("", self._text(self._target, columns, [], []))
@@ -337,6 +350,11 @@ class RowReader:
         """Whether input and target may both be turns of one chat."""
         both = [each for each in (self._input, self._target) if each is not None]
         return self._target.in_turns and all(each.alone and not each.placeholders[0].as_json for each in both)
+
+    @property
+    def _reads_pairs(self) -> bool:
+        """Whether an input is two texts."""
+        return self._input is not None and self._input.pair is not None
 
     def _pair(self, columns: Mapping[str, Any]) -> tuple[Turn, ...] | None:
         """The turns of a prompt and its completion, as TRL writes chats. Raises Defect."""
@@ -357,10 +375,14 @@ class RowReader:
 
     def _asked(
         self, columns: Mapping[str, Any], before: tuple[Turn, ...], joined: list[Joined], changed: list[Changed]
-    ) -> tuple[str, tuple[Turn, ...]]:
-        """The input of a row as text; where turns are before it, these and its own as well. Raises Defect."""
+    ) -> tuple[str, str, tuple[Turn, ...]]:
+        """The input of a row as text, and of a pair the second; where turns are before it, these and its own as well.
+        Raises Defect."""
+        if self._input is not None and self._input.pair is not None:
+            first, second = (self._text(each, columns, joined, changed) for each in self._input.pair)
+            return first, second, ()
         if self._input is None or not before:
-            return "" if self._input is None else self._text(self._input, columns, joined, changed), ()
+            return "" if self._input is None else self._text(self._input, columns, joined, changed), "", ()
         own = None
         if self._input.of_chats and self._input.alone:
             own = of_text_alone(turns_of(without_json(columns.get(self._input.placeholders[0].column))))
@@ -369,10 +391,15 @@ class RowReader:
             turns = (*earlier, Turn("user", self._text(self._input, columns, joined, changed), learned=False))
         else:
             turns = tuple(self._checked_turn(turn, changed) for turn in _joined_turns(before, own[:-1]))
-        return written(turns), turns
+        return written(turns), "", turns
 
     def asked(self, turns: Sequence[Turn], tools: Any = None) -> Texts:
-        """The same of turns, with what the reply may call. Raises Defect."""
+        """The same of turns, with what the reply may call; of a pair of texts the last two. Raises Defect."""
+        if self._reads_pairs:
+            if len(turns) < 2:
+                raise Defect(ONE_TEXT)
+            first, second = (self._checked_turn(turn, []).content for turn in turns[-2:])
+            return Texts(first, "", second=second)
         callable_tools = tools_of(tools)
         if not self._target.in_turns:
             of_text_alone(tuple(turns))
@@ -385,6 +412,8 @@ class RowReader:
         """The same of a text that a template has made: of chats what the user says, of plain texts their beginning."""
         if self._input is None and self._target.of_chats:
             return self.asked((Turn("user", text, False),))
+        if self._reads_pairs:
+            raise Defect(ONE_TEXT)
         checked = self._checked(text, "input", [])
         return Texts("", checked) if self._input is None else Texts(checked, "")
 
@@ -475,6 +504,19 @@ def template(text: str, param: str) -> Template:
             "written {messages[0].content}, an object as JSON {output|json}, what may be missing {input?}, a brace {{",
         )
     return Template(text, tuple(literals), tuple(placeholders))
+
+
+def input_template(text: str) -> Template:
+    """`data.input` as written in a job: as of `template`, or two of these with `{}` between, which are a pair.
+
+    Raises Rejected (`bad_template`)."""
+    between = [piece.span() for piece in _PIECE.finditer(text) if piece[0] == PAIR]  # `{{}}` is none
+    sides = [text[: between[0][0]].strip(), text[between[0][1] :].strip()] if len(between) == 1 else []
+    if not sides or not all(sides):
+        return template(text, "data.input")
+    first, second = (template(side, "data.input") for side in sides)
+    source = f"{first.source} {PAIR} {second.source}"
+    return Template(source, (), (*first.placeholders, *second.placeholders), pair=(first, second))
 
 
 def list_in(value: Any) -> list[str] | None:

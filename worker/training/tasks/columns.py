@@ -5,15 +5,15 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from jobs.errors import BadData
-from jobs.spec import BUILTIN_MODELS
+from jobs.errors import BadData, Rejected
+from jobs.spec import BUILTIN_MODELS, PAIR
 from worker.training.dataset.tokens import Encoder, TokenizerState
 from worker.training.mistakes import Mistakes
 from worker.training.rows.chat import CHAT_FIELDS, written
-from worker.training.rows.text import Placeholder, Template, Templates, Texts, template
+from worker.training.rows.text import Placeholder, Template, Templates, Texts, input_template, template
 from worker.training.tasks.task import Prompt
 
 # -- asked -------------------------------------------------------------------------------------------------------------
@@ -43,17 +43,17 @@ class RowFormat:
     @property
     def columns(self) -> frozenset[str]:
         """Those that it needs."""
-        texts = [text for text in (self.input, self.target) if text is not None]
-        return frozenset(one.column for text in texts for one in template(text, "").placeholders)
+        made = [template(self.target, ""), *([] if self.input is None else [input_template(self.input)])]
+        return frozenset(one.column for each in made for one in each.placeholders)
 
     def over(self, columns: Mapping[str, str]) -> Templates:
         """Its templates; `columns`: the real name of each."""
 
-        def named(text: str, param: str) -> Template:
-            return template(re.sub(r"\{(\w+)", lambda found: "{" + columns[found[1]], text), param)
+        def named(text: str) -> str:
+            return re.sub(r"\{(\w+)", lambda found: "{" + columns[found[1]], text)
 
-        input = None if self.input is None else named(self.input, "data.input")
-        return input, named(self.target, "data.target")
+        input = None if self.input is None else input_template(named(self.input))
+        return input, template(named(self.target), "data.target")
 
 
 RECIPE_INPUT, RECIPE_TARGET = "Write the directions. {title}: {ingredients}", "{directions}"
@@ -98,19 +98,27 @@ WHOLE = (
 """The same for models that learn every reply of a chat, or plain text."""
 _TEXTS = ("text", "sentence", "question", "utterance", "content", "review")
 _LABELS = ("label", "labels", "intent", "category")
-_TWO_TEXTS = (
+_JOINED = (
     ("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2"), ("question", "sentence"),
     ("text1", "text2"),
 )  # fmt: skip
-LABELLED = (
-    *(
-        RowFormat(f"{one}, {other} and {label}", f"{one}: {{{one}}} {other}: {{{other}}}", f"{{{label}}}")
-        for one, other in _TWO_TEXTS
+"""Two texts that earlier versions recognized, and read as one with words in front."""
+_PAIRS = (*_JOINED, ("query", "passage"), ("text", "text_pair"))
+_SINGLE = tuple(RowFormat(f"{text} and {label}", f"{{{text}}}", f"{{{label}}}") for text in _TEXTS for label in _LABELS)
+
+
+def _two_texts(columns: Sequence[tuple[str, str]], input: Callable[[str, str], str]) -> Sequence[RowFormat]:
+    return [
+        RowFormat(f"{one}, {other} and {label}", input(one, other), f"{{{label}}}")
+        for one, other in columns
         for label in _LABELS[:2]
-    ),
-    *(RowFormat(f"{text} and {label}", f"{{{text}}}", f"{{{label}}}") for text in _TEXTS for label in _LABELS),
-)
+    ]
+
+
+LABELLED = (*_two_texts(_PAIRS, lambda one, other: f"{{{one}}} {PAIR} {{{other}}}"), *_SINGLE)
 """The same for texts with labels; rows with two texts first, for they may be recognized by one of them as well."""
+LABELLED_BEFORE = (*_two_texts(_JOINED, lambda one, other: f"{one}: {{{one}}} {other}: {{{other}}}"), *_SINGLE)
+"""The same as earlier versions read them."""
 
 
 _OF_TASKS = {"seq2seq": PAIRS, "causal": WHOLE, "classification": LABELLED}
@@ -133,10 +141,13 @@ def choose_templates(
     name: str,
     formats: Sequence[RowFormat],
     elsewhere: Collection[str] = (),
+    *,
+    pairs: bool = False,
 ) -> Templates:
     """The templates of a source (`name`): those of the job, else recognized by its columns as one of `formats`.
 
-    `elsewhere`: columns of the job's other sources, which this one may lack where they are optional.
+    `elsewhere`: columns of the job's other sources, which this one may lack where they are optional. `pairs`: whether
+    the task reads pairs of texts.
 
     Raises BadData (`unknown_column`, `no_usable_columns`), Rejected (`bad_template`).
     """
@@ -146,7 +157,9 @@ def choose_templates(
             if text is None:
                 continue
             with mistakes.kept_back():
-                chosen.append(template(text, param))
+                chosen.append(template(text, param) if param == "data.target" else input_template(text))
+                if chosen[-1].pair is not None and not pairs:
+                    raise _no_pairs(chosen[-1].pair)
                 for placeholder in chosen[-1].placeholders:
                     if not (
                         _is_known(placeholder, columns) or (placeholder.optional and _is_known(placeholder, elsewhere))
@@ -183,6 +196,16 @@ def choose_templates(
         code="no_usable_columns",
         param="data.input",
         hint=hint,
+    )
+
+
+def _no_pairs(pair: tuple[Template, Template]) -> Rejected:
+    one, other = (each.source for each in pair)
+    return Rejected(
+        f"data.input names a pair of texts, {one} and {other}, and only classifiers read pairs",
+        code="bad_template",
+        param="data.input",
+        hint=f'for one text of both, write a template: "{one} {other}"',
     )
 
 

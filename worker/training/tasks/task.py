@@ -58,8 +58,8 @@ class Usage:
     """An expression for what goes into the model."""
     shown: str
     """An expression for what it says, as text, given `inputs`."""
-    text: str
-    """What the text is, for people."""
+    text: str | Sequence[str]
+    """What the text is, for people; of a pair, what both are."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,8 @@ class Prompt:
     """Whether tokens were cut off its end, as in training."""
     called: Callable[[str], Turn | None] = lambda reply: None
     """What a reply to it says and calls; None: it calls nothing."""
+    types: Sequence[int] = ()
+    """The type of each token, of a pair for a model that is told of them; else none."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,18 @@ class Task(RowTask, Protocol):
         """See `DataPlan.labels_read`."""
 
     @property
+    def reads_pairs(self) -> bool:
+        """See `DataPlan.pairs_read`."""
+
+    @property
+    def separator(self) -> int | None:
+        """See `DataPlan.separator`."""
+
+    def of_pairs(self, tokenizer: TokenizerState | None, config: Config) -> Task:
+        """The same task, for rows that are pairs of texts, with a tokenizer (None: it will be made of the rows) and the
+        model of this config.json. Raises Rejected (`bad_config`, `tokenizer_unusable`)."""
+
+    @property
     def by_reply(self) -> bool:
         """See `DataPlan.by_reply`."""
 
@@ -295,8 +309,11 @@ class Task(RowTask, Protocol):
     def asked(self, tokenizer: TokenizerState, texts: Texts, data: DataSpec) -> Prompt:
         """The input as in training; `texts` has no target. Raises Defect."""
 
-    def prompt(self, rows: Rows, row: int, tokenizer: PreTrainedTokenizerBase, data: DataSpec) -> str | None:
-        """The text from which `usage` makes what the model was given of this row; None: there is none."""
+    def prompt(
+        self, rows: Rows, row: int, tokenizer: PreTrainedTokenizerBase, data: DataSpec
+    ) -> str | Sequence[str] | None:
+        """The text, or both of a pair, from which `usage` makes what the model was given of this row; None: there is
+        none."""
 
     # -- rows as micro-batches ------------------------------------------------------------------------------------
 

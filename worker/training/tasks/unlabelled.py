@@ -30,6 +30,8 @@ class Unlabelled:
     has_labels: ClassVar[bool] = False
     labels: ClassVar[tuple[LabelPlan, ...]] = ()
     reads_labels: ClassVar[bool] = False
+    reads_pairs: ClassVar[bool] = False
+    separator: ClassVar[int | None] = None
     by_reply: bool = False
     chat_template: str | None = None
     keeps_ends: bool = False
@@ -48,6 +50,9 @@ class Unlabelled:
 
     def builtin_spans(self, texts: Texts) -> tuple[SpanPreview, ...]:
         return ()
+
+    def of_pairs(self, tokenizer: TokenizerState | None, config: Config) -> Self:
+        return self
 
     def reading_as(self, data: DataPlan) -> Self:
         return self

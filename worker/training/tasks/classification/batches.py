@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from worker.training.steps.order import rounded
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.classification.fused import ClassLoss, logits_of
 from worker.training.tasks.classification.metrics import names, probable
+from worker.training.tasks.classification.pairs import decoded, end_of, token_types
 from worker.training.tasks.compiled import onto
 from worker.training.tasks.evaluated import Evaluated, Floats
 from worker.training.tasks.limits import MicroBatchLimit
@@ -39,6 +41,8 @@ class ClassBatch:
     lengths: Int64
     """[B] tokens of each."""
     loss: ClassLoss
+    token_types: torch.Tensor | None = None
+    """[B, S] int64, of pairs; None: the model is told of none."""
 
     @property
     def target_tokens(self) -> int:
@@ -72,7 +76,7 @@ class ClassBatch:
         known: Any = model.config.id2label  # by number
         return [
             Sample(
-                input=_text(tokenizer, ids if mask is None else ids[mask.bool()]),
+                input=_texts(tokenizer, ids if mask is None else ids[mask.bool()]),
                 target=names(label, known),
                 generated=names(guess, known),
                 probability=None if likely is None else likely[row],
@@ -88,27 +92,34 @@ class ClassBatch:
     def logits(self, model: PreTrainedModel) -> torch.Tensor:
         """[B, K]"""
         mask = None if self.attention_mask is None else onto(self.attention_mask, model.device)
-        return logits_of(model, onto(self.input_ids, model.device), mask, self.lengths)
+        types = None if self.token_types is None else onto(self.token_types, model.device)
+        return logits_of(model, onto(self.input_ids, model.device), mask, self.lengths, types)
 
 
-def class_batch(rows: Rows, chosen: Int64, pad_id: int, width: int, loss: ClassLoss) -> ClassBatch:
-    """These rows, padded to this width."""
+def class_batch(
+    rows: Rows, chosen: Int64, pad_id: int, width: int, loss: ClassLoss, separator: int | None = None
+) -> ClassBatch:
+    """These rows, padded to this width. `separator`: behind the first of a row, token types are 1; None: none."""
     lengths = rows.input_lengths[chosen].astype(np.int64)
-    mask = None
+    mask, within = None, np.arange(width) < lengths[:, None]
     if lengths.min() < width:
-        mask = torch.from_numpy((np.arange(width) < lengths[:, None]).astype(np.int64))
+        mask = torch.from_numpy(within.astype(np.int64))
+    ids = rows.gather("input", chosen, width, pad_id)
     return ClassBatch(
-        input_ids=torch.from_numpy(rows.gather("input", chosen, width, pad_id)),
+        input_ids=torch.from_numpy(ids),
         attention_mask=mask,
         labels=loss.labels(rows, chosen),
         rows=chosen,
         lengths=lengths,
         loss=loss,
+        token_types=None if separator is None else torch.from_numpy(token_types(ids, separator) * within),
     )
 
 
-def empty_batch(shape: MicroBatchShape, *, padded: bool, device: torch.device, loss: ClassLoss) -> ClassBatch:
-    """Without values. `padded`: some rows are shorter than the widest."""
+def empty_batch(
+    shape: MicroBatchShape, *, padded: bool, device: torch.device, loss: ClassLoss, typed: bool = False
+) -> ClassBatch:
+    """Without values. `padded`: some rows are shorter than the widest. `typed`: tokens have types."""
 
     def tokens() -> torch.Tensor:
         return torch.empty((shape.rows, shape.input_width), dtype=torch.int64, device=device)
@@ -120,13 +131,13 @@ def empty_batch(shape: MicroBatchShape, *, padded: bool, device: torch.device, l
         rows=np.arange(shape.rows),
         lengths=np.full(shape.rows, shape.input_width),
         loss=loss,
+        token_types=tokens() if typed else None,
     )
 
 
-def _text(tokenizer: PreTrainedTokenizerBase, tokens: torch.Tensor) -> str:
-    text = tokenizer.decode(tokens, skip_special_tokens=True)
-    assert isinstance(text, str)
-    return text.strip()
+def _texts(tokenizer: PreTrainedTokenizerBase, tokens: torch.Tensor) -> str:
+    found = decoded(tokens.tolist(), end_of(tokenizer), partial(tokenizer.decode, skip_special_tokens=True))
+    return "\n".join(text.strip() for text in found)
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
@@ -141,6 +152,8 @@ class ClassLimit(MicroBatchLimit["ClassBatch"]):
     """Encoders are small: what a micro-batch costs besides its positions, launches on a GPU and gradients that are
     cleared and added up on a CPU, is more of its time."""
     loss: ClassLoss = field(default_factory=lambda: ClassLoss(1))
+    separator: int | None = None
+    """As of `class_batch`."""
 
     def with_loss(self, loss: ClassLoss) -> ClassLimit:
         """With which its micro-batches are learned."""
@@ -158,4 +171,4 @@ class ClassLimit(MicroBatchLimit["ClassBatch"]):
     def batch(self, rows: Rows, chosen: Int64, pad_id: int, input_width: int, target_width: int) -> ClassBatch:
         """These rows, padded to this width."""
 
-        return class_batch(rows, chosen, pad_id, input_width, self.loss)
+        return class_batch(rows, chosen, pad_id, input_width, self.loss, self.separator)

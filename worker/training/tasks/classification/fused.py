@@ -66,20 +66,26 @@ def pack(model: nn.Module) -> int:
 
 
 def logits_of(
-    model: PreTrainedModel, input_ids: torch.Tensor, attention_mask: torch.Tensor | None, lengths: Int64
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    lengths: Int64,
+    token_types: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[B, S] padded behind each row, [B, S] 1 where there is a token (None: everywhere), [B] tokens -> [B, K]."""
+    """[B, S] padded behind each row, [B, S] 1 where there is a token (None: everywhere), [B] tokens, [B, S] the type of
+    each token (None: the model is told of none) -> [B, K]."""
     packs = isinstance(getattr(model.base_model, "encoder", None), PackedEncoder)
+    given = {"input_ids": input_ids} | ({} if token_types is None else {"token_type_ids": token_types})
     # A layer that is recomputed is called by transformers.
     if packs and input_ids.device.type == "cpu" and not model.is_activation_checkpointing:
         rows = PackedRows.of(lengths, input_ids.shape[1])
-        ids = input_ids.flatten().index_select(0, rows.places)
-        found = model(input_ids=ids[None], position_ids=(rows.within + _first_position(model))[None], packed_rows=rows)
+        packed = {name: each.flatten().index_select(0, rows.places)[None] for name, each in given.items()}
+        found = model(**packed, position_ids=(rows.within + _first_position(model))[None], packed_rows=rows)
     else:
         if packs and attention_mask is not None:
             # As attention takes it: of another, transformers asks the device whether all is 1, and the host waits.
             attention_mask = attention_mask[:, None, None, :].bool()
-        found = model(input_ids=input_ids, attention_mask=attention_mask)
+        found = model(**given, attention_mask=attention_mask)
     logits: torch.Tensor = found.logits
     return logits
 

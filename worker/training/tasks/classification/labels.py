@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,7 @@ from worker.training.rows.labels import (
 )
 from worker.training.rows.row import LABEL_TWICE, NO_LABEL, REPAIRS, Defect
 from worker.training.rows.text import Texts
+from worker.training.tasks.classification.pairs import PairFrame, SentencePairs, end_of, types_begin
 
 SEPARATOR = "; "
 """Between the labels of a row, for people."""
@@ -182,24 +183,43 @@ def _listed(labels: Sequence[str]) -> str:
 class ClassTokenizer(TokenizerState):
     """A tokenizer of an encoder: its `end` is the token that it puts behind a text, `</s>` or `[SEP]`."""
 
+    typed: bool = False
+    """Whether transformers hands its token types to the model."""
+    frame: PairFrame | None = None
+    """What it puts around pairs; known once it was `tried` with some."""
+
     @classmethod
     def read(cls, folder: Path) -> ClassTokenizer:
         """The tokenizer in a model folder. Raises Rejected (`tokenizer_unusable`)."""
         tokenizer = open_tokenizer(folder)
-        end = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
+        end = end_of(tokenizer)
         if None in (end, tokenizer.pad_token_id, tokenizer.unk_token_id):
             raise unusable(f"the tokenizer in {folder} lacks a separator, padding or unknown token")
         fast = tokenizer.backend_tokenizer
         fast.no_truncation()
         fast.no_padding()
-        return cls(fast.to_str(), end, tokenizer.pad_token_id, tokenizer.unk_token_id, len(tokenizer))
+        typed = "token_type_ids" in tokenizer.model_input_names
+        return cls(
+            fast.to_str(), end, tokenizer.pad_token_id, tokenizer.unk_token_id, len(tokenizer), typed=typed
+        )  # fmt: skip
+
+    def framed(self, pairs: Sequence[Sequence[str]]) -> ClassTokenizer:
+        """The same, for pairs of texts such as these, the first of a job. Raises Rejected (`tokenizer_unusable`)."""
+        return replace(self, frame=PairFrame.of(self.open(), pairs))
+
+    @property
+    def types_begin(self) -> int | None:
+        """The token behind which token types of pairs are 1; None: the model gets none from it. Raises Rejected
+        (`tokenizer_unusable`)."""
+        return types_begin(self.open(), self.end) if self.typed else None
 
 
 class ClassEncoder:
     """By a tokenizer that was tried; `labels` by number."""
 
-    def __init__(self, tokenizer: TokenizerState, limits: Limits, labels: Sequence[str], *, several: bool) -> None:
+    def __init__(self, tokenizer: ClassTokenizer, limits: Limits, labels: Sequence[str], *, several: bool) -> None:
         self._encoder, self._limit = Encoder(tokenizer), limits["input"]
+        self._pairs = None if tokenizer.frame is None else SentencePairs(tokenizer, tokenizer.frame)
         self._numbers = {label: number for number, label in enumerate(labels)}
         self._several, self._dtype = several, token_dtype(tokenizer.size)
 
@@ -213,7 +233,7 @@ class ClassEncoder:
             except Defect as defect:
                 defects[place] = str(defect)
         lengths = np.array([len(row) for row in numbers], np.int32)
-        kept = [one.input for place, one in enumerate(texts) if place not in defects]
+        kept = [one.read for place, one in enumerate(texts) if place not in defects]
         target = EncodedTexts(
             tokens=np.array([number for row in numbers for number in row], self._dtype),
             lengths=lengths,
@@ -221,23 +241,35 @@ class ClassEncoder:
             unknown_tokens=np.zeros(len(numbers), np.int32),
             unknown={},
         )
-        return EncodedRows({"input": self._encoder.encode(kept, self._limit), "target": target}, defects)
+        return EncodedRows({"input": self.encode_read(kept), "target": target}, defects)
+
+    def encode_read(self, read: Sequence[Sequence[str]]) -> EncodedTexts:
+        """What a model reads of rows by one template (`Texts.read`): a text of each, or a pair of texts."""
+        if any(len(texts) == 2 for texts in read):
+            assert self._pairs is not None, "the tokenizer was tried with pairs"
+            return self._pairs.encode(read, self._limit)
+        return self._encoder.encode([text for [text] in read], self._limit)
 
     def preview(self, number: int, texts: Texts, rewritten: Mapping[str, int]) -> RowPreview:
         """The text, and its labels as they stand."""
         labels = labels_in(texts.target, several=self._several)
         self._known(labels)
-        tokens, cut, unknown = self._encoder.inspect(texts.input, self._limit)
+        if texts.second:
+            assert self._pairs is not None, "the tokenizer was tried with pairs"
+            inspected = self._pairs.inspect(texts.input, texts.second, self._limit)
+        else:
+            inspected = [self._encoder.inspect(texts.input, self._limit)]
+        input, *second = (
+            TextPreview(
+                text=text[:SHOWN], characters=len(text), tokens=tokens, cut_characters=cut, unknown=dict(unknown)
+            )
+            for text, (tokens, cut, unknown) in zip(texts.read, inspected, strict=True)
+        )
         written = SEPARATOR.join(labels)
         return RowPreview(
             number=number,
-            input=TextPreview(
-                text=texts.input[:SHOWN],
-                characters=len(texts.input),
-                tokens=tokens,
-                cut_characters=cut,
-                unknown=dict(unknown),
-            ),
+            input=input,
+            second=second[0] if second else None,
             target=TextPreview(
                 text=written[:SHOWN], characters=len(written), tokens=None, cut_characters=0, unknown={}
             ),

@@ -32,6 +32,7 @@ RENAMES = {r"\.gamma$": ".weight", r"\.beta$": ".bias"}
 """As norms were called when TensorFlow wrote them."""
 _MOST_LAYERS = 1000
 _POSITIONS = "embeddings.position_embeddings.weight"
+_TOKEN_TYPES = "embeddings.token_type_embeddings.weight"
 _COUNTED_FROM_PADDING = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet", "xlm-roberta-xl"})
 """`model_type` of families whose first place has the number behind that of padding."""
 
@@ -86,6 +87,12 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
         return None
     before = int(config.get("pad_token_id", 1)) + 1 if config.get("model_type") in _COUNTED_FROM_PADDING else 0
     return found[0] - before
+
+
+def token_types_of(config: Mapping[str, Any]) -> int:
+    """Types that a token may have, by the model's embedding of them; 0: it has none. Raises Rejected (`bad_config`)."""
+    shapes = layout_of(config).shapes
+    return max((shape[0] for name, shape in shapes.items() if name.endswith(_TOKEN_TYPES)), default=0)
 
 
 def build(config: Mapping[str, Any], dtype: Any) -> PreTrainedModel:

@@ -15,6 +15,7 @@ from worker.training.dataset.tokens import TokenizerState
 from worker.training.rows.labels import labels_alike
 from worker.training.rows.row_filter import UInt64
 from worker.training.tasks.classification.labels import SEPARATOR
+from worker.training.tasks.classification.pairs import decoded
 
 _SHOWN = 200
 """Characters of a text."""
@@ -41,7 +42,8 @@ class ClassReport:
         contradictory = list(contradictions(numbers["input"], targets, split_keys))
         example = None
         if contradictory:
-            text = self.tokenizer.open().decode(_of(numbers["input"], contradictory[0][0]).tolist())
+            tokens = _of(numbers["input"], contradictory[0][0]).tolist()
+            text = "\n".join(decoded(tokens, self.tokenizer.end, self.tokenizer.open().decode))
             labels = [self._names(targets, row) for row in contradictory[0]]
             example = ContradictoryText(text=text.strip()[:_SHOWN], labels=list(dict.fromkeys(labels)))
         return ClassSummary(

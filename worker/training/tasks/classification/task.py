@@ -23,7 +23,7 @@ from worker.training.dataset.encoding import LabelReport, Limits
 from worker.training.dataset.tokens import TokenizerState, guessed_tokens
 from worker.training.journal import Journal
 from worker.training.rows.labels import KnownLabels, LabelTemplate, labels_in
-from worker.training.rows.text import Templates, Texts
+from worker.training.rows.text import Templates, Texts, input_template
 from worker.training.scores.statistics import Floats
 from worker.training.steps.shape import Lengths, MicroBatchShape, SafeSize
 from worker.training.tasks.classification import batches, builtin, layout, metrics
@@ -38,8 +38,16 @@ from worker.training.tasks.classification.labels import (
     rows_of_labels,
 )
 from worker.training.tasks.classification.layout import ClassFlops
+from worker.training.tasks.classification.pairs import decoded, end_of, token_types
 from worker.training.tasks.classification.report import ClassReport
-from worker.training.tasks.columns import LABELLED, asked_input, choose_templates, recognize
+from worker.training.tasks.columns import (
+    LABELLED,
+    LABELLED_BEFORE,
+    RowFormat,
+    asked_input,
+    choose_templates,
+    recognize,
+)
 from worker.training.tasks.layout import Layout, check_positions
 from worker.training.tasks.task import BuiltinModel, Config, Measured, Prompt, Usage
 from worker.training.tasks.widths import InputWidths
@@ -71,6 +79,12 @@ class Classification:
     labels_noticed: tuple[str, ...] = ()
     as_written: bool = False
     """Labels of rows stand for themselves alone (`DataPlan.labels_read`)."""
+    joined: bool = False
+    """Two texts that are recognized are read as one (`DataPlan.pairs_read`)."""
+    pairs: bool = False
+    """Rows are pairs of texts."""
+    separator: int | None = None
+    """See `DataPlan.separator`."""
     name: ClassVar[str] = "classification"
     targets_apart: ClassVar[bool] = False
     limit_keys: ClassVar[tuple[str, ...]] = ("data.max_input_tokens",)
@@ -94,7 +108,11 @@ class Classification:
 
     def reading_as(self, data: DataPlan) -> Classification:
         """See `Task`."""
-        return replace(self, as_written=not data.labels_read)
+        inputs = [data.input, data.validation_input, *(source.input for source in data.sources)]
+        pairs = any(input is not None and input_template(input).pair for input in inputs)
+        return replace(
+            self, as_written=not data.labels_read, joined=not data.pairs_read, pairs=pairs, separator=data.separator
+        )
 
     by_reply: ClassVar[bool] = False
     chat_template: ClassVar[None] = None
@@ -102,6 +120,10 @@ class Classification:
     @property
     def reads_labels(self) -> bool:
         return not self.as_written
+
+    @property
+    def reads_pairs(self) -> bool:
+        return not self.joined
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
@@ -129,7 +151,7 @@ class Classification:
                 param="data.input",
                 hint="set data.input, too, or leave both out",
             )
-        text, label = choose_templates(input, target, columns, source, LABELLED, elsewhere)
+        text, label = choose_templates(input, target, columns, source, self._formats, elsewhere, pairs=True)
         return text, self.target_template(label.source, label.companions)
 
     def target_template(self, text: str, companions: CompanionColumns) -> LabelTemplate:
@@ -144,8 +166,19 @@ class Classification:
 
     def row_format(self, columns: Collection[str]) -> str | None:
         """See `Task`."""
-        found = recognize(columns, LABELLED)
+        found = recognize(columns, self._formats)
         return None if found is None else found.name
+
+    @property
+    def _formats(self) -> Sequence[RowFormat]:
+        return LABELLED_BEFORE if self.joined else LABELLED
+
+    def of_pairs(self, tokenizer: TokenizerState | None, config: Config) -> Classification:
+        """Raises Rejected (`bad_config`, `tokenizer_unusable`)."""
+        separator = None
+        if isinstance(tokenizer, ClassTokenizer) and layout.token_types_of(config) > 1:
+            separator = tokenizer.types_begin
+        return replace(self, pairs=True, separator=separator)
 
     def labels_of(self, texts: Texts) -> Sequence[str]:
         return labels_in(texts.target, several=self.several)
@@ -182,19 +215,28 @@ class Classification:
         return {"input": data.max_input_tokens, "target": max(1, len(self.labels)) if self.several else 1}
 
     def guessed_lengths(self, characters: Sequence[tuple[int, int]], data: DataSpec) -> tuple[Lengths, Lengths]:
-        tokens = np.minimum(guessed_tokens(characters)[:, 0] + 2, data.max_input_tokens)
+        around = 4 if self.pairs else 2
+        tokens = np.minimum(guessed_tokens(characters)[:, 0] + around, data.max_input_tokens)
         return tokens, np.ones_like(tokens)
 
     def tokenizer(self, folder: Path) -> ClassTokenizer:
         return ClassTokenizer.read(folder)
 
-    def tried(self, tokenizer: TokenizerState, texts: Sequence[Texts], limits: Limits) -> TokenizerState:
+    def tried(self, tokenizer: TokenizerState, texts: Sequence[Texts], limits: Limits) -> ClassTokenizer:
         """Raises Rejected (`tokenizer_unusable`, `limit_too_small`)."""
-        found = tokenizer.as_it_is([one.input for one in texts])
-        found.check_limits({self.limit_keys[0]: limits["input"]})
+        assert isinstance(tokenizer, ClassTokenizer), "of `tokenizer`"
+        found, limit = tokenizer.as_it_is([text for one in texts for text in one.read]), limits["input"]
+        found.check_limits({self.limit_keys[0]: limit})
+        pairs = [one.read for one in texts if one.second]
+        if not pairs and not self.pairs:
+            return found
+        found = found.framed(pairs)
+        assert found.frame is not None
+        found.check_limits({self.limit_keys[0]: limit}, found.frame.size + 1)  # a token of each text
         return found
 
     def encoder(self, tokenizer: TokenizerState, limits: Limits) -> Callable[[], ClassEncoder]:
+        assert isinstance(tokenizer, ClassTokenizer), "of `tokenizer`"
         return partial(ClassEncoder, tokenizer, limits, self.label_names, several=self.several)
 
     # -- models as files ---------------------------------------------------------------------------------------------
@@ -246,21 +288,30 @@ class Classification:
         one = "model.config.id2label[model(**inputs).logits[0].argmax().item()]"
         several = '"; ".join(model.config.id2label[n] for n, each in enumerate(model(**inputs).logits[0]) if each > 0)'
         return Usage(
-            inputs=f'tokenizer(text, return_tensors="pt", truncation=True, max_length={data.max_input_tokens})',
+            inputs=f'tokenizer({"*" * self.pairs}text, return_tensors="pt", truncation=True, '
+            f"max_length={data.max_input_tokens})",
             shown=several if self.several else one,
-            text="your text, written as in the table above",
-        )
+            text=["your text, written as in the table above", "the text beside it"] if self.pairs
+            else "your text, written as in the table above",
+        )  # fmt: skip
 
     def asked(self, tokenizer: TokenizerState, texts: Texts, data: DataSpec) -> Prompt:
-        return asked_input(tokenizer, texts, data.max_input_tokens)
+        if not texts.second:
+            return asked_input(tokenizer, texts, data.max_input_tokens)
+        found = self.encoder(tokenizer, self.limits(data))().encode_read([texts.read])
+        types = () if self.separator is None else token_types(found.tokens, self.separator).tolist()
+        cut = bool(found.full_lengths[0] > found.lengths[0])
+        return Prompt(found.tokens.tolist(), "\n".join(texts.read), cut, types)
 
-    def prompt(self, rows: Rows, row: int, tokenizer: PreTrainedTokenizerBase, data: DataSpec) -> str | None:
+    def prompt(
+        self, rows: Rows, row: int, tokenizer: PreTrainedTokenizerBase, data: DataSpec
+    ) -> str | Sequence[str] | None:
         given = rows.input(row).tolist()
-        text = tokenizer.decode(given, skip_special_tokens=True)
-        assert isinstance(text, str)
-        for each in (text.strip(), text):  # a decoded row may begin with a space that the row does not
-            if tokenizer(each, truncation=True, max_length=data.max_input_tokens)["input_ids"] == given:
-                return each
+        texts = decoded(given, end_of(tokenizer), partial(tokenizer.decode, skip_special_tokens=True))
+        # A decoded text may begin with a space that the row does not.
+        for each in ([text.strip() for text in texts], texts):
+            if tokenizer(*each, truncation=True, max_length=data.max_input_tokens)["input_ids"] == given:
+                return each if self.pairs else each[0]
         return None
 
     # -- rows as micro-batches ---------------------------------------------------------------------------------------
@@ -281,10 +332,11 @@ class Classification:
         return InputWidths(rows)
 
     def limit(self, rows: Rows, micro_batch: int, safe: Mapping[str, SafeSize] | None = None) -> ClassLimit:
-        return ClassLimit.of(rows, micro_batch, safe).with_loss(self.loss)
+        return replace(ClassLimit.of(rows, micro_batch, safe).with_loss(self.loss), separator=self.separator)
 
     def empty_batch(self, shape: MicroBatchShape, *, padded: bool, device: torch.device) -> ClassBatch:
-        return batches.empty_batch(shape, padded=padded, device=device, loss=self.loss)
+        typed = self.separator is not None
+        return batches.empty_batch(shape, padded=padded, device=device, loss=self.loss, typed=typed)
 
     # -- models in memory --------------------------------------------------------------------------------------------
 
