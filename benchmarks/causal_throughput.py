@@ -12,7 +12,7 @@ tokenizer learned from the rows; these are drawn at random from the file, as cha
     trl_packed       the same with packing=True
     trl_kept, trl_packed_kept    the same two without recomputation
 
-Each trains one epoch over the same rows in as many steps (benchmarks/causal_ours.py, causal_trl.py), in a process of
+Each trains one epoch over the same rows in as many steps (`train_ours`; benchmarks/causal_trl.py), in a process of
 its own, and works when its turn has come; an epoch is cut into as many turns as there are rounds, and one to warm up.
 Rows of a turn are counted by their tokens, as rows of the mean length. Ratios are medians over the rounds; `cpu_vs_...`
 is the same by CPU time, which other work on the machine disturbs less. All learn the same tokens, which is checked, and
@@ -26,12 +26,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -42,18 +39,41 @@ import torch
 import transformers
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.causal_race import CausalRace
 from benchmarks.command_line import RECIPES, ROOT, parse
-from benchmarks.contender import Figures, Turn, contender
 from benchmarks.corpus import dataset_of, prepared_job
-from worker.training.dataset.data import Rows
+from benchmarks.versus import (
+    SAME_LOSS,
+    CausalRace,
+    Figures,
+    Turns,
+    below,
+    compared,
+    contenders,
+    medians,
+    next_turns,
+    race_options,
+    refuse_uneven,
+    show,
+    take_turns,
+    unlearned,
+    values,
+    versions,
+)
+from jobs.spec import TrainingSpec
+from worker.training.dataset.data import PreparedDataset, Rows
+from worker.training.loop import accumulate
+from worker.training.network.model import load
+from worker.training.optimizers.optimizer import make_optimizer
 from worker.training.rows.chat import ASSISTANT
 from worker.training.rows.chat import Turn as ChatTurn
 from worker.training.rows.reading import open_files
 from worker.training.rows.row_filter import RowFilter
 from worker.training.rows.sources import DataFile
 from worker.training.rows.text import RowReader, Texts
+from worker.training.steps.order import StepOrder
+from worker.training.steps.randomness import seed_step
 from worker.training.tasks.causal import builtin
+from worker.training.tasks.causal.task import Causal
 from worker.training.tasks.columns import PAIRS, recognize
 
 KEYS = (
@@ -63,8 +83,7 @@ KEYS = (
 PEERS = ("trl", "trl_packed", "trl_kept", "trl_packed_kept")
 PEERS_PYTHON = ROOT / ".venv-peers/bin/python"
 LIMITS = {"vs_trl": 2.0, "vs_trl_packed": 1.15}
-SAME_LOSS = 0.01
-"""Of what was learned."""
+COLUMNS = ("rows_per_s", "tokens_per_s", "padding", "peak_gib", "steps", "start_loss", "end_loss")
 LONGEST = 1024
 """Tokens of a row, and of a packed sequence: TRL's default."""
 SHAPES: dict[str, dict[str, Any]] = {
@@ -86,22 +105,24 @@ TEMPLATE = builtin.CHAT_TEMPLATE.replace(
 def main(argv: list[str]) -> int:
     """Prepare, let them run, compare, print."""
     arguments = parsed(argv)
+    if arguments.ours is not None:
+        return train_ours(CausalRace(**json.loads(arguments.ours)))
     load = [os.getloadavg()[0]]
-    with tempfile.TemporaryDirectory(prefix="longhaul-causal-") as scratch, ExitStack() as running:
+    with tempfile.TemporaryDirectory(prefix="longhaul-causal-") as scratch:
         race, rows = prepared(arguments, Path(scratch))
-        commands = {"ours": [sys.executable, "-m", "benchmarks.causal_ours", json.dumps(asdict(race))]}
-        for name in arguments.peers if arguments.peer_python is not None else ():
-            commands[name] = [
-                os.fspath(arguments.peer_python),
-                "-m",
-                "benchmarks.causal_trl",
-                name,
-                json.dumps(asdict(race)),
-            ]
-        contenders = {
-            name: running.enter_context(contender(name, command, Path(scratch))) for name, command in commands.items()
-        }
-        table = take_turns(contenders, race, float(rows.input_lengths.mean()))
+        text = json.dumps(asdict(race))
+        commands = {"ours": [sys.executable, "-m", "benchmarks.causal_throughput", "--ours", text]}
+        if (python := arguments.peer_python) is not None:
+            commands |= {name: [str(python), "-m", "benchmarks.causal_trl", name, text] for name in arguments.peers}
+        with contenders(commands, Path(scratch)) as turns:
+            ready = next_turns(turns, "ready")
+            table = {
+                name: {"start_loss": each["loss"], "steps": each["steps"], "versions": each["versions"]}
+                for name, each in ready.items()
+            }
+            take_turns(turns, table, arguments.rounds, "tokens", float(rows.input_lengths.mean()))
+    for figures in table.values():
+        figures["learned"] = figures["warm_up"]["learned"] + sum(values(figures, "learned"))
     load.append(os.getloadavg()[0])
     ratios = compared(table)
     result: Figures = {
@@ -116,15 +137,19 @@ def main(argv: list[str]) -> int:
         "threads": race.threads,
         "shape": arguments.shape,
         "load": load,
-        "versions": {
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "python": platform.python_version(),
-        }
+        "versions": versions(transformers.__version__)
         | {key: one for figures in table.values() for key, one in figures["versions"].items()},
     }
-    result["broken"] = wrong(table, int(rows.target_lengths.sum())) + ([] if arguments.smoke else broken(ratios))
-    show(result, ratios)
+    result["broken"] = wrong(table, int(rows.target_lengths.sum()))
+    result["broken"] += [] if arguments.smoke else below(ratios, LIMITS)
+    show(result["contenders"], COLUMNS)
+    if len(table) == 1:
+        print("TRL is not installed (make peers): ours has run alone, and nothing is compared")
+    for name in table.keys() - {"ours"}:
+        limit = f" (limit {LIMITS[f'vs_{name}']})" if f"vs_{name}" in LIMITS else ""
+        print(f"vs_{name} {ratios[f'vs_{name}']:.2f}{limit}; by CPU time {ratios[f'cpu_vs_{name}']:.2f}")
+    for line in result["broken"]:
+        print(f"broken: {line}")
     print(json.dumps(result))
     return 1 if result["broken"] else 0
 
@@ -139,28 +164,14 @@ def parsed(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS, help="those that compete (default: all)")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="small")
-    parser.add_argument("--rounds", type=int, default=4)
+    race_options(parser, batch_size=32)
     parser.add_argument("--rows", type=int, help="of the epoch (default: 640, or as many as the file has)")
-    parser.add_argument("--batch-size", type=int, default=32, help="rows of an optimizer step")
-    parser.add_argument("--micro-batch", type=int, default=8)
-    parser.add_argument("--held-out", type=int, default=64, help="other rows, for the losses")
     parser.add_argument("--learning-rate", type=float, default=5e-4)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seed", type=int, default=42)
+    parser.add_argument("--ours", metavar="RACE", help="be our contender; not for people")
     arguments = parse(
-        parser,
-        argv,
-        shape="tiny",
-        rounds=2,
-        rows=24,
-        batch_size=4,
-        micro_batch=2,
-        held_out=4,
-        threads=1,
-        peers=["trl"],
+        parser, argv, shape="tiny", rounds=2, rows=24, batch_size=4, micro_batch=2, held_out=4, threads=1, peers=["trl"]
     )
-    if arguments.batch_size % arguments.micro_batch:
-        parser.error(f"--batch-size {arguments.batch_size} is not a multiple of --micro-batch {arguments.micro_batch}")
+    refuse_uneven(parser, arguments)
     return arguments
 
 
@@ -241,58 +252,40 @@ def write_model(folder: Path, config: Mapping[str, Any], texts: list[Texts], see
     builtin.learn_tokenizer(learned_from).save_pretrained(str(folder))
 
 
-# -- turns ---------------------------------------------------------------------------------------------------
+# -- our contender -------------------------------------------------------------------------------------------
 
 
-def take_turns(contenders: dict[str, Turn], race: CausalRace, mean_tokens: float) -> dict[str, Figures]:
-    """All turns of all; what each has reported, and its rounds with rows/s (`mean_tokens`: of a row)."""
-    table: dict[str, Figures] = {}
-    for name, turn in contenders.items():
-        ready = turn()
-        assert ready.pop("event") == "ready"
-        table[name] = {"start_loss": ready["loss"], "steps": ready["steps"], "versions": ready["versions"]}
-        table[name] |= {"learned": 0, "rounds": []}
-    for number in range(race.turns):
-        # Another one begins every time.
-        for name in np.roll(list(contenders), -number).tolist():
-            figures = contenders[name]()
-            assert figures["event"] == "turn"
-            table[name]["learned"] += figures["learned"]
-            table[name]["peak_bytes"] = figures["peak_bytes"]
-            if number:  # 0 is the warm-up
-                table[name]["rounds"].append(rated(figures, mean_tokens))
-                print(f"round {number}, {name:15} {table[name]['rounds'][-1]['rows_per_s']:.3f} rows/s", flush=True)
-    for name, turn in contenders.items():
-        table[name]["end_loss"] = turn()["loss"]
-    return table
-
-
-def rated(figures: Figures, mean_tokens: float) -> Figures:
-    """A round with its rates; `rows_per_s` counts rows of the mean tokens."""
-    mean_rows = figures["tokens"] / mean_tokens
-    return figures | {
-        "rows_per_s": mean_rows / figures["seconds"],
-        "rows_per_cpu_s": mean_rows / figures["cpu_seconds"],
-        "tokens_per_s": figures["tokens"] / figures["seconds"],
-    }
+def train_ours(race: CausalRace) -> int:
+    """Order, micro-batches, model, loss and `adamw` of worker.training."""
+    turns = Turns(race)
+    task, rows = Causal(), PreparedDataset.open(Path(race.prepared)).train
+    loaded = load(
+        Path(race.model), torch.device("cpu"), task=task, dropout=None, fused=True, activation_checkpointing=0
+    )
+    training = TrainingSpec(weight_decay=0.0, max_grad_norm=race.max_grad_norm)
+    model = loaded.model
+    optimizer = make_optimizer("adamw", model.named_parameters(), training, fused=True)
+    order, limit = StepOrder(task.widths(rows), race.batch_size, 1, race.seed), task.limit(rows, race.micro_batch)
+    model.train()
+    turns.ready(model, order.steps)
+    for step in range(1, order.steps + 1):
+        batches = limit.batches(rows, order.groups_of(step - 1), loaded.pad_id)
+        seed_step(race.seed, step)
+        loss = accumulate(model, batches)
+        optimizer.step(step, race.learning_rate, loss)
+        model.zero_grad(set_to_none=True)
+        for batch in batches:
+            turns.ran(
+                rows=len(batch.rows),
+                tokens=int(batch.lengths.sum()),
+                learned=batch.target_tokens,
+                positions=batch.input_ids.numel(),
+            )
+        turns.stepped(step)
+    return 0
 
 
 # -- comparing -----------------------------------------------------------------------------------------------
-
-
-def rates(figures: Figures, name: str) -> list[float]:
-    """Of all rounds of one."""
-    return [one[name] for one in figures["rounds"]]
-
-
-def compared(table: Mapping[str, Figures]) -> dict[str, float]:
-    """Medians over the rounds of ours over each of the others."""
-    ratios = {}
-    for name in table.keys() - {"ours"}:
-        for key, rate in (("vs", "rows_per_s"), ("cpu_vs", "rows_per_cpu_s")):
-            pairs = zip(rates(table["ours"], rate), rates(table[name], rate), strict=True)
-            ratios[f"{key}_{name}"] = statistics.median(ours / other for ours, other in pairs)
-    return dict(sorted(ratios.items(), reverse=True))
 
 
 def against(name: str, ratios: Mapping[str, float]) -> dict[str, float]:
@@ -302,28 +295,20 @@ def against(name: str, ratios: Mapping[str, float]) -> dict[str, float]:
 
 def summary(figures: Figures) -> Figures:
     """One contender over all rounds."""
-    tokens, positions = sum(rates(figures, "tokens")), sum(rates(figures, "positions"))
+    tokens, positions = sum(values(figures, "tokens")), sum(values(figures, "positions"))
     return {
-        **{name: statistics.median(rates(figures, name)) for name in ("rows_per_s", "tokens_per_s", "rows_per_cpu_s")},
-        "rows_per_s_of_rounds": [round(rate, 3) for rate in rates(figures, "rows_per_s")],
-        "rows_run": sum(rates(figures, "rows")),
+        **medians(figures, "rows_per_s", "tokens_per_s", "rows_per_cpu_s"),
+        "rows_run": sum(values(figures, "rows")),
         "padding": 1 - tokens / positions,
-        "peak_gib": figures["peak_bytes"] / 2**30,
+        "peak_gib": figures["rounds"][-1]["peak_bytes"] / 2**30,
         **{name: figures[name] for name in ("steps", "learned", "start_loss", "end_loss")},
     }
 
 
-def broken(ratios: Mapping[str, float]) -> list[str]:
-    """Limits that do not hold, in words."""
-    return [f"{key} {ratios[key]:.2f} < {least}" for key, least in LIMITS.items() if ratios.get(key, least) < least]
-
-
 def wrong(table: Mapping[str, Figures], learned: int) -> list[str]:
     """What has to hold at any size and does not, in words. `learned`: tokens that each must have learned."""
-    found = []
+    found = unlearned(table)
     for name, figures in table.items():
-        if not figures["end_loss"] < figures["start_loss"]:
-            found.append(f"{name} has learned nothing: {figures['start_loss']:.4f} to {figures['end_loss']:.4f}")
         if figures["learned"] != learned:
             found.append(f"{name} has learned {figures['learned']} tokens of {learned}")
     ours = table["ours"]
@@ -333,21 +318,6 @@ def wrong(table: Mapping[str, Figures], learned: int) -> list[str]:
         if difference > SAME_LOSS * (best["start_loss"] - best["end_loss"]):
             found.append(f"the held-out loss of ours is {difference:.4f} above that of the others")
     return found
-
-
-def show(result: Figures, ratios: Mapping[str, float]) -> None:
-    """The table for people."""
-    columns = ["rows_per_s", "tokens_per_s", "padding", "peak_gib", "steps", "start_loss", "end_loss"]
-    print(f"{'':16}" + "".join(f"{column.replace('_per_', '/'):>14}" for column in columns))
-    for name, figures in result["contenders"].items():
-        print(f"{name:16}" + "".join(f"{figures[column]:14.3f}" for column in columns))
-    if len(result["contenders"]) == 1:
-        print("TRL is not installed (make peers): ours has run alone, and nothing is compared")
-    for name in list(result["contenders"])[1:]:
-        limit = f" (limit {LIMITS[f'vs_{name}']})" if f"vs_{name}" in LIMITS else ""
-        print(f"vs_{name} {ratios[f'vs_{name}']:.2f}{limit}; by CPU time {ratios[f'cpu_vs_{name}']:.2f}")
-    for line in result["broken"]:
-        print(f"broken: {line}")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-from benchmarks.causal_race import CausalRace, Turns
+from benchmarks.versus import CausalRace, Turns
 
 IGNORED = -100
 

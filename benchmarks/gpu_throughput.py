@@ -10,7 +10,7 @@ larger one: the allocator gets 31.4 GiB less 0.6 for the CUDA context; the state
 allocated, and gradients stay between micro-batches. Timed is forward and backward, copies to the GPU included, without
 optimizer and without preparing batches.
 
-Every configuration (benchmarks/gpu_ladder.py) orders all rows for an epoch, and runs micro-batches drawn from that
+Every configuration (benchmarks/gpu_bench.py) orders all rows for an epoch, and runs micro-batches drawn from that
 evenly by cost. Since such a part may be a little longer or shorter than the corpus, `rows/s` is that of its mean row:
 FLOPs that the model needs for the part's real tokens / seconds / FLOPs of a mean row. Hence ratios of rows/s are ratios
 of MFU. `micro-batch` is rows for random batches, rows of the longest shape for ours; 8, then the largest that fits. Out
@@ -42,8 +42,18 @@ import torch
 import transformers
 
 from benchmarks.command_line import parse
-from benchmarks.gpu_bench import Bench, Epoch, Figures, TimeUp
-from benchmarks.gpu_ladder import LADDER, MICRO_BATCH, OURS, SEED, LadderConfiguration, make_model
+from benchmarks.gpu_bench import (
+    LADDER,
+    MICRO_BATCH,
+    OURS,
+    SEED,
+    Bench,
+    Epoch,
+    Figures,
+    LadderConfiguration,
+    TimeUp,
+    make_model,
+)
 from benchmarks.random_rows import LENGTHS, LONGEST, random_rows, read_lengths, synthetic_lengths, write_lengths
 from jobs.gpus import peak_flops
 from jobs.text.units import format_duration

@@ -45,7 +45,7 @@ from torch._dynamo.utils import counters
 from transformers import PreTrainedModel
 
 from benchmarks.command_line import parse, skipped
-from benchmarks.gpu_ladder import compile_layers
+from benchmarks.gpu_bench import compile_layers
 from benchmarks.simulated_lora import NEEDED, is_simulated
 from jobs.memory_plan import OptimizerName
 from jobs.spec import TrainingSpec

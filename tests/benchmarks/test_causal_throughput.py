@@ -7,6 +7,7 @@ from typing import Any
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from benchmarks import causal_throughput
+from benchmarks.versus import below, compared, rated
 from worker.training.tasks.causal import builtin
 
 
@@ -25,8 +26,7 @@ def test_the_template_for_trl_writes_what_the_models_own_writes_and_marks_what_i
 def contender(*seconds: float, **changes: Any) -> dict[str, Any]:
     """What is known of one whose rounds of 100 tokens took so long."""
     rounds = [
-        causal_throughput.rated({"tokens": 100, "seconds": one, "cpu_seconds": 2 * one}, mean_tokens=10)
-        for one in seconds
+        rated({"rows": 10, "tokens": 100, "seconds": one, "cpu_seconds": 2 * one}, "tokens", 10) for one in seconds
     ]
     return {"rounds": rounds, "learned": 50, "steps": 4, "start_loss": 8.0, "end_loss": 5.0} | changes
 
@@ -35,13 +35,14 @@ def test_ratios_are_medians_of_rounds() -> None:
     # The machine was ten times slower in the second round, for both.
     table = {"ours": contender(1.0, 10.0, 1.0), "trl": contender(2.0, 20.0, 6.0)}
     assert table["ours"]["rounds"][0]["rows_per_s"] == 10.0
-    assert causal_throughput.compared(table) == {"vs_trl": 2.0, "cpu_vs_trl": 2.0}
+    assert compared(table) == {"vs_trl": 2.0, "cpu_vs_trl": 2.0}
 
 
 def test_limits() -> None:
     good = {"vs_trl": 2.0, "vs_trl_packed": 1.15}
-    assert causal_throughput.broken(good) == [] == causal_throughput.broken({})
-    assert causal_throughput.broken(good | {"vs_trl": 1.99}) == ["vs_trl 1.99 < 2.0"]
+    limits = causal_throughput.LIMITS
+    assert below(good, limits) == [] == below({}, limits)
+    assert below(good | {"vs_trl": 1.99}, limits) == ["vs_trl 1.99 < 2.0"]
 
 
 def test_what_has_to_hold_at_any_size() -> None:

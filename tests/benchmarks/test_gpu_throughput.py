@@ -20,8 +20,17 @@ import torch
 from packaging.requirements import Requirement
 
 from benchmarks import gpu_throughput
-from benchmarks.gpu_bench import Bench, Epoch, TimeUp
-from benchmarks.gpu_ladder import LADDER, OURS, SEED, LadderConfiguration, make_model, recompile_limit_is_known
+from benchmarks.gpu_bench import (
+    LADDER,
+    OURS,
+    SEED,
+    Bench,
+    Epoch,
+    LadderConfiguration,
+    TimeUp,
+    make_model,
+    recompile_limit_is_known,
+)
 from benchmarks.random_rows import LENGTHS, random_rows, read_lengths, synthetic_lengths, write_lengths
 from tests.training.workplace import EXAMPLES
 from worker.training.steps.order import rounded

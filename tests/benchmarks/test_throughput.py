@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks import throughput
-from benchmarks.peers import NAMES, Contender, Piece, Race
+from benchmarks.throughput import NAMES, Contender, Piece, Race
+from benchmarks.versus import compared, rated
 
 
 def turn(**changes: float) -> dict[str, float]:
@@ -17,20 +18,20 @@ def turn(**changes: float) -> dict[str, float]:
 
 
 def test_rates_count_rows_of_the_mean_flops_of_the_file() -> None:
-    rated = throughput.rated(turn(), mean_flops=1e8)
-    assert rated["raw_rows_per_s"] == 2.5
-    assert rated["rows_per_s"] == 5.0  # its rows were twice as long as the mean
-    assert rated["rows_per_cpu_s"] == 2.5
-    assert rated["tokens_per_s"] == 250.0
+    rates = rated(turn(), "flops", 1e8)
+    assert rates["raw_rows_per_s"] == 2.5
+    assert rates["rows_per_s"] == 5.0  # its rows were twice as long as the mean
+    assert rates["rows_per_cpu_s"] == 2.5
+    assert rates["tokens_per_s"] == 250.0
 
 
 def test_ratios_are_medians_of_rounds() -> None:
     def rounds(*seconds: float) -> dict[str, Any]:
-        return {"rounds": [throughput.rated(turn(seconds=one, cpu_seconds=one), mean_flops=1e8) for one in seconds]}
+        return {"rounds": [rated(turn(seconds=one, cpu_seconds=one), "flops", 1e8) for one in seconds]}
 
     # The machine was ten times slower in the second round, for everybody.
     slow = rounds(2.0, 20.0, 6.0)
-    ratios = throughput.compared({"ours": rounds(1.0, 10.0, 1.0), "seed": slow, "best": slow, "expert": slow})
+    ratios = compared({"ours": rounds(1.0, 10.0, 1.0), "seed": slow, "best": slow, "expert": slow})
     assert ratios["vs_seed"] == ratios["cpu_vs_seed"] == 2.0
 
 
