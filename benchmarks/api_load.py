@@ -45,8 +45,6 @@ from jobs.events import (
     AnyFact,
     AttemptEnded,
     AttemptStarted,
-    DiskLow,
-    Fault,
     JobCancelled,
     JobFailed,
     JobQueued,
@@ -59,6 +57,7 @@ from jobs.redis.connection import connect
 from jobs.redis.store import Store, make_id
 from jobs.spec import parse_spec
 from jobs.text.units import MIB, format_bytes, format_duration
+from jobs.trainer_facts import DiskLow, Fault
 from tests.support.redis_server import RedisServer, free_port
 from tests.support.samples import checked, prepared, time_summary
 

@@ -29,10 +29,11 @@ from typing import Any
 from benchmarks.command_line import parse, skipped
 from benchmarks.sink_interference import make_data
 from jobs.disk.rundir import RunDir
-from jobs.events import AttemptStarted, Event, ModelLoaded
+from jobs.events import AttemptStarted, Event
 from jobs.metrics import MetricRow
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
+from jobs.trainer_facts import ModelLoaded
 from tests.support.boxes import NAMES, OTHER, TwoBoxes, forget_locks, why_no_namespace
 from tests.support.samples import read_lines
 from tests.support.stack import tiny_job

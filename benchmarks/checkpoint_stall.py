@@ -26,8 +26,8 @@ from transformers import T5Config, T5ForConditionalGeneration
 from benchmarks.command_line import parse
 from jobs.attempt import Noted
 from jobs.disk.rundir import RunDir
-from jobs.events import CheckpointSaved
 from jobs.spec import CheckpointSpec, TrainingSpec
+from jobs.trainer_facts import CheckpointSaved
 from worker.training.adapters.method import weights_of
 from worker.training.checkpoints.checkpoint import TrainState, newest
 from worker.training.checkpoints.saving import Saver

@@ -25,18 +25,10 @@ import requests
 from benchmarks.api_latency import wait
 from benchmarks.command_line import ROOT, parse
 from jobs.disk.rundir import RunDir, create
-from jobs.events import (
-    AnyFact,
-    AttemptStarted,
-    CheckpointSaved,
-    EvaluationFinished,
-    JobQueued,
-    JobSubmitted,
-    MemoryMeasured,
-    ModelLoaded,
-)
+from jobs.events import AnyFact, AttemptStarted, JobQueued, JobSubmitted
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.spec import parse_spec
+from jobs.trainer_facts import CheckpointSaved, EvaluationFinished, MemoryMeasured, ModelLoaded
 from tests.support.redis_server import RedisServer, free_port
 from tests.support.samples import checked, memory_plan, metric_row, prepared
 

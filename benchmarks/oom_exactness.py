@@ -48,10 +48,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.command_line import parse
 from jobs.errors import OutOfMemoryInOptimizer
 from jobs.evaluation_metrics import LabelPlan
-from jobs.events import OomRecovered
 from jobs.memory_plan import OptimizerName
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.spec import parse_spec
+from jobs.trainer_facts import OomRecovered
 from tests.support.samples import dataset_summary
 from tests.training.contexts import as_loaded, training_context
 from worker.training import loop

@@ -19,23 +19,12 @@ from pathlib import Path
 
 from benchmarks.command_line import parse
 from jobs.disk.rundir import RunDir
-from jobs.events import (
-    AnyFact,
-    AttemptEnded,
-    AttemptStarted,
-    CheckpointSaved,
-    EvaluationFinished,
-    Event,
-    JobQueued,
-    JobSubmitted,
-    JobSucceeded,
-    ModelLoaded,
-    Sample,
-)
+from jobs.events import AnyFact, AttemptEnded, AttemptStarted, Event, JobQueued, JobSubmitted, JobSucceeded
 from jobs.redis.connection import Tickets, connect
 from jobs.redis.store import Store
 from jobs.spec import parse_spec
 from jobs.state import Status
+from jobs.trainer_facts import CheckpointSaved, EvaluationFinished, ModelLoaded, Sample
 from tests.support.redis_server import RedisServer
 from tests.support.samples import checked, prepared, time_summary
 from worker.reconcile import Reconciler

@@ -48,10 +48,10 @@ from benchmarks.command_line import parse, skipped
 from benchmarks.simulated_lora import NEEDED, is_simulated, models
 from jobs.attempt import TrainResult
 from jobs.disk.rundir import RunDir
-from jobs.events import CheckpointSaved, OomRecovered
 from jobs.gpus import GpuFacts
 from jobs.spec import parse_spec
 from jobs.text.units import GIB
+from jobs.trainer_facts import CheckpointSaved, OomRecovered
 from worker.training.context import TrainingContext, set_up
 from worker.training.doctor.exactness import SDPA
 from worker.training.doctor.job import ListeningJournal, make_run

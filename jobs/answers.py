@@ -18,7 +18,7 @@ MetricDict = dict[str, float | None]
 
 
 class Declared:
-    """Beside a type that says enough to a client: what the service takes it for, by name (`jobs.events:Fault`)."""
+    """Beside a type that says enough to a client: what the service takes it for (`jobs.trainer_facts:Fault`)."""
 
     def __init__(self, *names: str) -> None:
         self._names = [name.split(":") for name in names]
@@ -33,7 +33,7 @@ CheckSummary = Annotated[Any, Declared("jobs.plan:CheckSummary", "jobs.frozen:Em
 ConfidenceInterval = Annotated[Any, Declared("jobs.verdict:ConfidenceInterval")]
 DatasetReport = Annotated[Any, Declared("jobs.dataset_report:DatasetReport")]
 ExportReport = Annotated[Any, Declared("jobs.export:ExportReport")]
-Fault = Annotated[Any, Declared("jobs.events:Fault")]
+Fault = Annotated[Any, Declared("jobs.trainer_facts:Fault")]
 JobSpec = Annotated[Any, Declared("jobs.spec:JobSpec")]
 Method = Annotated[Any, Declared("jobs.spec:Method")]
 Output = Annotated[Any, Declared("jobs.generation:Output")]

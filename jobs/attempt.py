@@ -12,13 +12,14 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from jobs.dataset_report import PreparedSummary
 from jobs.evaluation_metrics import chosen_figure
-from jobs.events import Adopted, AnyFact, Fault
+from jobs.events import Adopted, AnyFact
 from jobs.frozen import Empty, Frozen
 from jobs.memory_plan import MemorySummary
 from jobs.plan import CheckSummary, StepLimit, TimeSummary
 from jobs.reasons import Reason
 from jobs.state import Stage
 from jobs.text.units import format_duration, format_share
+from jobs.trainer_facts import Fault
 from jobs.verdict import ConfidenceInterval, Verdict
 
 log = logging.getLogger("longhaul.rundir")

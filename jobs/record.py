@@ -16,11 +16,7 @@ from jobs.events import (
     AnyFact,
     AttemptEnded,
     AttemptStarted,
-    CheckpointSaved,
-    DeviceWaiting,
-    EvaluationFinished,
     Event,
-    Fault,
     JobCancelled,
     JobCancelRequested,
     JobChecked,
@@ -37,9 +33,7 @@ from jobs.events import (
     JobSucceeded,
     JobUnprepared,
     JobValidated,
-    ModelLoaded,
     ModelRemoved,
-    StepsCorrected,
     TaskStarted,
     TaskSubmitted,
     TaskWaiting,
@@ -48,6 +42,7 @@ from jobs.frozen import Empty
 from jobs.plan import CheckSummary, StepLimit
 from jobs.reasons import NextAttempt, Reason
 from jobs.state import Requested, Stage, Status, transition
+from jobs.trainer_facts import CheckpointSaved, DeviceWaiting, EvaluationFinished, Fault, ModelLoaded, StepsCorrected
 from jobs.verdict import ConfidenceInterval, Verdict
 
 

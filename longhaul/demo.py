@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.text import Text
 
 from jobs.answers import Job, JsonObject
-from jobs.events import EvaluationFinished
 from jobs.text.units import format_duration, format_figure, format_share
+from jobs.trainer_facts import EvaluationFinished
 from longhaul.api import ApiError, Longhaul, Unreachable
 from longhaul.children import ROOT, ChildProcess, python
 from longhaul.jobfile import BadInput

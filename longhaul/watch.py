@@ -16,9 +16,9 @@ from rich.text import Text
 
 from jobs.answers import Job, ShownEvent
 from jobs.attempt import activity_text
-from jobs.events import Sample
 from jobs.plan import limit_words
 from jobs.text.units import format_number, format_share, one_line
+from jobs.trainer_facts import Sample
 from longhaul.api import ApiError, Longhaul, Unreachable
 from longhaul.figures import clock, duration, loss, size, time_needed
 from longhaul.tables import GAP, print_facts

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from jobs.disk.rundir import list_runs, truncate_metrics
-from jobs.events import Event, Fault, JobSubmitted
+from jobs.events import Event, JobSubmitted
 from jobs.heartbeat import SinkLag
 from jobs.process.logs import JsonLines, TextLines
+from jobs.trainer_facts import Fault
 from tests.sinks import story
 from tests.sinks.driving import Listener, closed, publishing, until, whole
 from tests.support.fakes import FakeDiscord

@@ -11,9 +11,6 @@ from jobs.errors import Superseded
 from jobs.events import (
     AnyFact,
     AttemptEnded,
-    CheckpointSaved,
-    DeviceWaiting,
-    Fault,
     JobCancelled,
     JobFailed,
     JobPaused,
@@ -25,6 +22,7 @@ from jobs.events import (
 from jobs.reasons import BUSY_DELAY_S, MOST_BUSY_DELAY_S, MOST_DELAY_S, RESTART_DELAYS_S, NextAttempt, Reason
 from jobs.record import JobRecord
 from jobs.state import Requested, Status
+from jobs.trainer_facts import CheckpointSaved, DeviceWaiting, Fault
 
 _TO_BE_MENDED = (Reason.DISK_FULL, Reason.IMPORT_FAILED)
 """Once somebody has done what the hint says, the job can be resumed."""

@@ -20,13 +20,14 @@ from jobs.disk.event_log import event_log
 from jobs.disk.removal import move_away, remove, sweep
 from jobs.disk.rundir import RunDir, list_runs
 from jobs.errors import Conflict, Damaged, NotFound, StoreUnavailable
-from jobs.events import AnyFact, DeviceWaiting, Fault
+from jobs.events import AnyFact
 from jobs.gpu_needs import NO_GPU
 from jobs.reasons import Reason
 from jobs.record import JobRecord
 from jobs.redis.connection import Tickets
 from jobs.redis.store import LEASE_MS, Store, new_token
 from jobs.state import Stage, Status
+from jobs.trainer_facts import DeviceWaiting, Fault
 from worker.ending import ending, stage_lost
 from worker.runs_lock import identified
 

@@ -21,16 +21,7 @@ from jobs.attempt import Activity, CheckResult, Finished, Noted, PrepareResult
 from jobs.disk.files import append_line
 from jobs.disk.rundir import RunDir, last_metrics
 from jobs.errors import Conflict, Damaged, NewerFormat, NotFound, StoreUnavailable
-from jobs.events import (
-    AnyFact,
-    AttemptEnded,
-    AttemptStarted,
-    Fault,
-    JobChecked,
-    JobPrepared,
-    JobQueued,
-    JobValidated,
-)
+from jobs.events import AnyFact, AttemptEnded, AttemptStarted, JobChecked, JobPrepared, JobQueued, JobValidated
 from jobs.gpu_needs import GpuNeeds
 from jobs.gpus import GPU
 from jobs.heartbeat import Gpu, TrainWorker
@@ -42,6 +33,7 @@ from jobs.redis.connection import Tickets
 from jobs.redis.store import Store
 from jobs.redis.workers import lease_token
 from jobs.state import Requested, Stage, Status
+from jobs.trainer_facts import Fault
 from jobs.version import VERSION, library_versions
 from worker.ending import ending, unfinished
 from worker.engines.process import EngineProcess

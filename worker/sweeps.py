@@ -21,7 +21,7 @@ from jobs.disk.removal import remove_weights
 from jobs.disk.rundir import RunDir
 from jobs.errors import Conflict, Damaged, NotFound, StoreUnavailable, UserError
 from jobs.evaluation_metrics import cost_of
-from jobs.events import AnyFact, EvaluationFinished, Fault, ModelRemoved
+from jobs.events import AnyFact, ModelRemoved
 from jobs.record import JobRecord, cancellation
 from jobs.redis.connection import Tickets
 from jobs.redis.store import Store, make_id, make_job, submitted_of
@@ -40,6 +40,7 @@ from jobs.sweeps.events import (
 from jobs.sweeps.record import SweepRecord, TrialRecord, rest, retry
 from jobs.sweeps.space import Settings
 from jobs.sweeps.spec import SweepSpec
+from jobs.trainer_facts import EvaluationFinished, Fault
 from worker.suggestions import importances, suggest
 
 # -- pruning -----------------------------------------------------------------------------------------------------------

@@ -14,12 +14,13 @@ from jobs.attempt import Activity, Finished, Heartbeat, Noted, Phase, parse_line
 from jobs.disk.files import regular
 from jobs.disk.rundir import RunDir
 from jobs.errors import StageError
-from jobs.events import AnyFact, Fault
+from jobs.events import AnyFact
 from jobs.process.lifeline import PARENT_PID
 from jobs.process.logs import last_error
 from jobs.reasons import Reason
 from jobs.state import Stage
 from jobs.text.units import bytes_alike
+from jobs.trainer_facts import Fault
 from worker.training.machine.host import ended_by_limit, ended_for_memory, host_memory, oom_kills, resident_bytes
 from worker.warm import FORKED_WITHIN_S, OwnProcess, Process, fork
 

@@ -7,11 +7,11 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from jobs.events import Fault
 from jobs.frozen import Frozen
 from jobs.memory_plan import OptimizerName
 from jobs.state import Status
 from jobs.text.units import format_bytes, format_number
+from jobs.trainer_facts import Fault
 from jobs.verdict import ConfidenceInterval
 
 GroupName = Literal["data", "model", "memory", "training", "versions", "gpu", "outcome"]

@@ -13,20 +13,13 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 
 from jobs.comparison.answer import GroupName
 from jobs.dataset_report import PreparedSummary
-from jobs.events import (
-    AttemptStarted,
-    Event,
-    JobSubmitted,
-    MemoryMeasured,
-    MemoryPlanned,
-    ModelLoaded,
-    OomRecovered,
-)
+from jobs.events import AttemptStarted, Event, JobSubmitted
 from jobs.memory_plan import MemoryPlan
 from jobs.plan import CheckSummary, Plan
 from jobs.record import JobRecord
 from jobs.spec import JobSpec, LoraMethod
 from jobs.state import Status
+from jobs.trainer_facts import MemoryMeasured, MemoryPlanned, ModelLoaded, OomRecovered
 
 # -- settings ----------------------------------------------------------------------------------------------------------
 # The settings of a job file by dotted key, and which of them differ.

@@ -28,7 +28,7 @@ from jobs.disk.files import read_regular
 from jobs.disk.rundir import RunDir
 from jobs.errors import Damaged, NotFound, StoreUnavailable
 from jobs.estimate import left_s
-from jobs.events import AnyFact, AttemptStarted, Event, Fault, JobSubmitted
+from jobs.events import AnyFact, AttemptStarted, Event, JobSubmitted
 from jobs.gpu_needs import GpuNeeds
 from jobs.heartbeat import TrainWorker
 from jobs.metrics import MetricRow
@@ -43,6 +43,7 @@ from jobs.redis.workers import Workers
 from jobs.spec import JobSpec, ResourcesSpec
 from jobs.state import Requested, Stage, Status
 from jobs.text.units import format_duration
+from jobs.trainer_facts import Fault
 from jobs.version import FORMAT, VERSION
 
 # -- new jobs ----------------------------------------------------------------------------------------------------------

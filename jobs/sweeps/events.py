@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from jobs.events import Fault
 from jobs.frozen import Frozen
 from jobs.sweeps.space import Settings
+from jobs.trainer_facts import Fault
 
 Outcome = Literal["succeeded", "failed", "pruned", "cancelled"]
 """How a trial ended."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from jobs.errors import Damaged
-from jobs.events import Fault
 from jobs.record import JobRecord
 from jobs.state import Status
 from jobs.sweeps.events import (
@@ -24,6 +23,7 @@ from jobs.sweeps.events import (
     TrialStarted,
 )
 from jobs.sweeps.space import Settings
+from jobs.trainer_facts import Fault
 
 SweepStatus = Literal["running", "succeeded", "failed", "cancelled"]
 

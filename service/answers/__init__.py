@@ -19,9 +19,10 @@ from typing_extensions import TypeAliasType, is_typeddict
 
 from jobs import answers
 from jobs.answers import ShownEvent
-from jobs.events import AnyFact, Fact
+from jobs.events import AnyFact
 from jobs.frozen import Frozen, left_out
 from jobs.metrics import MetricRow
+from jobs.trainer_facts import Fact
 
 
 def _describe() -> None:
@@ -43,7 +44,7 @@ def _describe() -> None:
 _describe()
 
 # -- events ------------------------------------------------------------------------------------------------------------
-# One model per type of event, made from the facts in `jobs/events.py`.
+# One model per type of event, made from the facts of `jobs.events.AnyFact`.
 
 NO_SOURCE = {"use_attribute_docstrings": False}
 """A model that is made has no source: pydantic would search all loaded modules for it, each time that one starts."""

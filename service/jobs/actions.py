@@ -20,15 +20,7 @@ from jobs.disk.removal import move_away, remove
 from jobs.disk.repair import Repair, repair
 from jobs.disk.rundir import RunDir, last_metrics
 from jobs.errors import Conflict, Damaged, NotFound, Recovering, StoreUnavailable
-from jobs.events import (
-    AnyFact,
-    Event,
-    JobPaused,
-    JobPauseRequested,
-    JobPauseWithdrawn,
-    JobPriorityChanged,
-    JobResumed,
-)
+from jobs.events import AnyFact, Event, JobPaused, JobPauseRequested, JobPauseWithdrawn, JobPriorityChanged, JobResumed
 from jobs.frozen import Part
 from jobs.record import JobRecord, cancellation
 from jobs.redis.connection import Tickets

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from jobs.answers import Export, Push, WorkStatus
 from jobs.disk.rundir import RunDir
 from jobs.errors import Conflict, Damaged, NotFound, WorkerMissing
-from jobs.events import Fault
 from jobs.export import (
     EXPORTS,
     REPORT,
@@ -25,6 +24,7 @@ from jobs.export import (
 )
 from jobs.redis.requests import Requests, Standing, role_of
 from jobs.state import Status
+from jobs.trainer_facts import Fault
 from jobs.wrong_spec import explain
 from service.errors import AnswerFailed
 from service.files.confined import NoFile, content

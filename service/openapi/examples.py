@@ -6,7 +6,7 @@ from typing import Any
 
 from jobs import answers
 from jobs.dataset_report import LengthSummary, Percentiles, PreparedSummary, SideLengths
-from jobs.events import AttemptStarted, Event, Fact, JobChecked, JobPrepared, JobQueued, JobSubmitted
+from jobs.events import AttemptStarted, Event, JobChecked, JobPrepared, JobQueued, JobSubmitted
 from jobs.gpus import REFERENCE
 from jobs.memory_plan import Candidate, MemoryPlan
 from jobs.metrics import MetricRow
@@ -14,6 +14,7 @@ from jobs.plan import CheckSummary, Resolved, make_time_plan
 from jobs.record import fold
 from jobs.redis.store import StoredJob
 from jobs.spec import parse_spec
+from jobs.trainer_facts import Fact
 from service.answers import EVENT_LIST, JOB, JOB_LIST
 from service.answers.conversion import event_answer, job_answer, page
 

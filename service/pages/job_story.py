@@ -16,16 +16,7 @@ from jobs import answers
 from jobs.attempt import activity_text
 from jobs.comparison.answer import Difference
 from jobs.evaluation_metrics import chosen_text, metric_figure, metric_scale, metric_words
-from jobs.events import (
-    AttemptStarted,
-    CheckpointSaved,
-    EvaluationFinished,
-    Event,
-    JobSucceeded,
-    MemoryMeasured,
-    ModelLoaded,
-    OomRecovered,
-)
+from jobs.events import AttemptStarted, Event, JobSucceeded
 from jobs.memory_plan import layers
 from jobs.plan import limit_words
 from jobs.text.units import (
@@ -37,6 +28,7 @@ from jobs.text.units import (
     format_parameters,
     format_share,
 )
+from jobs.trainer_facts import CheckpointSaved, EvaluationFinished, MemoryMeasured, ModelLoaded, OomRecovered
 from jobs.verdict import measured, measured_text
 from service.pages.trial_charts import clipped, setting_text
 

@@ -13,11 +13,12 @@ from markupsafe import Markup
 from jobs.dataset_report import DatasetReport
 from jobs.errors import Damaged
 from jobs.evaluation_metrics import CONFUSION, ConfusionMatrix, metric_words
-from jobs.events import AttemptStarted, EvaluationFinished, Event
+from jobs.events import AttemptStarted, Event
 from jobs.plan import Plan
 from jobs.preview import FILE as PREVIEW
 from jobs.preview import DataPreview
 from jobs.redis.store import RawJob
+from jobs.trainer_facts import EvaluationFinished
 from service.answers.conversion import event_answer, job_answer
 from service.files.confined import NoFile, content
 from service.jobs.actions import Actions, Model

@@ -7,12 +7,13 @@ from fastapi import APIRouter, Request, Response
 from jobs import answers
 from jobs.data_names import DATA_SUFFIXES
 from jobs.errors import NotFound, UserError
-from jobs.events import EVENT_TYPES, Fault
+from jobs.events import EVENT_TYPES
 from jobs.plan import Plan
 from jobs.preview import FILE as PREVIEW
 from jobs.preview import DataPreview
 from jobs.redis.store import RawJob
 from jobs.spec import JobSpec
+from jobs.trainer_facts import Fault
 from service.answers.conversion import job_answer
 from service.files.uploads import Uploads
 from service.jobs.actions import Actions

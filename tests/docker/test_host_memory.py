@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from jobs.events import AttemptEnded, JobFailed, JobQueued, ModelLoaded
+from jobs.events import AttemptEnded, JobFailed, JobQueued
+from jobs.trainer_facts import ModelLoaded
 from tests.docker.engine import COMPOSE_FILE, Containers, few, steps_logged
 from tests.support.samples import facts_of, reasons
 from worker.training.__main__ import OOM_SCORE_ADDED

@@ -14,9 +14,10 @@ import redis
 
 from jobs.attempt import Noted
 from jobs.disk.rundir import RunDir
-from jobs.events import AttemptEnded, AttemptStarted, CheckpointSaved, ModelLoaded
+from jobs.events import AttemptEnded, AttemptStarted
 from jobs.metrics import MetricRow
 from jobs.reasons import Reason
+from jobs.trainer_facts import CheckpointSaved, ModelLoaded
 from tests.support.boxes import OTHER, TwoBoxes, forget_locks, why_no_namespace
 from tests.support.processes import freeze, said, stepping, thaw, trainers
 from tests.support.samples import facts_of, read_lines, reasons

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from jobs.disk.rundir import RunDir
-from jobs.events import AttemptEnded, ModelLoaded, TaskSubmitted
+from jobs.events import AttemptEnded, TaskSubmitted
+from jobs.trainer_facts import ModelLoaded
 from tests.fake_cloud.cloud import FakeCloud
 from tests.support.samples import facts_of, reasons
 from tests.support.shared_stack import restarted, shared_stack, succeeds

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from jobs.disk.rundir import RunDir
-from jobs.events import AttemptEnded, DeviceWaiting
+from jobs.events import AttemptEnded
 from jobs.heartbeat import WorkerHeartbeat
 from jobs.reasons import Reason
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
+from jobs.trainer_facts import DeviceWaiting
 from tests.e2e.fake_gpu import SAID, machine
 from tests.support.fakes import FakeDiscord
 from tests.support.shared_stack import restarted, succeeds

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import requests
 
-from jobs.events import JobPaused, ModelLoaded
+from jobs.events import JobPaused
 from jobs.state import Status
+from jobs.trainer_facts import ModelLoaded
 from tests.support.processes import stepping, stopped_at
 from tests.support.samples import facts_of, reasons
 from tests.support.shared_stack import data_of, succeeds

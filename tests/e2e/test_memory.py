@@ -20,10 +20,11 @@ import pytest
 import requests
 
 from jobs.disk.rundir import RunDir
-from jobs.events import AttemptEnded, JobFailed, JobSucceeded, MemoryPlanned, OomRecovered
+from jobs.events import AttemptEnded, JobFailed, JobSucceeded
 from jobs.memory_plan import TEST_LIMIT
 from jobs.sweeps.directory import find
 from jobs.sweeps.record import TrialRecord
+from jobs.trainer_facts import MemoryPlanned, OomRecovered
 from tests.support.samples import facts_of
 from tests.support.shared_stack import data_of, restarted
 from tests.support.stack import Stack

@@ -8,10 +8,11 @@ import requests
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from jobs.events import AttemptStarted, EvaluationFinished, JobSucceeded, ModelLoaded
+from jobs.events import AttemptStarted, JobSucceeded
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
 from jobs.state import Status
+from jobs.trainer_facts import EvaluationFinished, ModelLoaded
 from jobs.version import VERSION, library_versions
 from tests.support.fakes import FakeDiscord, FakeWandb
 from tests.support.samples import facts_of

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import requests
 
-from jobs.events import JobPrepared, ModelLoaded
+from jobs.events import JobPrepared
+from jobs.trainer_facts import ModelLoaded
 from tests.e2e.long_jobs import long_job
 from tests.support.processes import asked_at, stepping
 from tests.support.samples import facts_of

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from jobs.disk.rundir import RunDir, list_runs
-from jobs.events import AttemptEnded, AttemptStarted, JobQueued, ModelLoaded, TaskStarted, TaskSubmitted
+from jobs.events import AttemptEnded, AttemptStarted, JobQueued, TaskStarted, TaskSubmitted
+from jobs.trainer_facts import ModelLoaded
 from tests.fake_slurm.slurm import FakeSlurm
 from tests.support.processes import Moment, asked_at, continue_once_asked, freeze, said
 from tests.support.samples import facts_of, reasons

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jobs.events import ModelLoaded
 from jobs.state import Status
+from jobs.trainer_facts import ModelLoaded
 from tests.e2e.long_jobs import LONG, long_job
 from tests.support.processes import asked_at, freeze, stepping, thaw
 from tests.support.samples import facts_of, reasons

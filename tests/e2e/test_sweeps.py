@@ -7,9 +7,10 @@ from typing import Any
 import requests
 
 from jobs.disk.rundir import RunDir, list_runs
-from jobs.events import AttemptEnded, ModelLoaded
+from jobs.events import AttemptEnded
 from jobs.sweeps.directory import SweepDir, find
 from jobs.sweeps.record import SweepRecord, TrialRecord
+from jobs.trainer_facts import ModelLoaded
 from tests.support.processes import freeze, resumable
 from tests.support.samples import facts_of
 from tests.support.shared_stack import succeeds

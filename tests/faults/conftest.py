@@ -17,12 +17,13 @@ import requests
 
 from jobs.attempt import Finished
 from jobs.disk.rundir import RunDir, create
-from jobs.events import EvaluationFinished, Event, JobQueued, JobSubmitted
+from jobs.events import Event, JobQueued, JobSubmitted
 from jobs.metrics import MetricRow
 from jobs.redis.connection import Tickets, connect
 from jobs.redis.store import Store
 from jobs.spec import parse_spec
 from jobs.state import Stage
+from jobs.trainer_facts import EvaluationFinished
 from tests.support.processes import trainers
 from tests.support.samples import checked, facts_of, prepared, read_lines
 from tests.support.shared_stack import mended, shared_stack, succeeds

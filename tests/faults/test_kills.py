@@ -14,8 +14,9 @@ import pytest
 import requests
 
 from jobs.disk.files import append_line
-from jobs.events import Event, JobCancelRequested, JobPauseRequested, ModelLoaded
+from jobs.events import Event, JobCancelRequested, JobPauseRequested
 from jobs.state import Status
+from jobs.trainer_facts import ModelLoaded
 from tests.faults.conftest import (
     MakeJob,
     Undisturbed,

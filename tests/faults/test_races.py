@@ -21,12 +21,13 @@ from jobs.attempt import Finished, TrainResult
 from jobs.disk.files import write_synced
 from jobs.disk.rundir import RunDir, create
 from jobs.errors import Conflict, NotFound
-from jobs.events import AnyFact, Fault, JobFailed, JobSubmitted
+from jobs.events import AnyFact, JobFailed, JobSubmitted
 from jobs.record import JobRecord, fold
 from jobs.redis.connection import Tickets, connect
 from jobs.redis.store import Store, StoredJob
 from jobs.spec import parse_spec
 from jobs.state import Stage, Status
+from jobs.trainer_facts import Fault
 from service.jobs.actions import Actions
 from tests.support.samples import QUEUED, STARTED
 from worker.ending import ending

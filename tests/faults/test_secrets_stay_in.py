@@ -15,10 +15,11 @@ import requests
 import service.settings
 import worker.settings
 from jobs.disk.rundir import RunDir
-from jobs.events import AttemptEnded, AttemptStarted, Fault, JobFailed, JobQueued
+from jobs.events import AttemptEnded, AttemptStarted, JobFailed, JobQueued
 from jobs.process.secrets import new_key, register
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
+from jobs.trainer_facts import Fault
 from tests.support.processes import of_stack
 from tests.support.redis_server import compose_rules
 from tests.support.samples import checked, heartbeat, prepared

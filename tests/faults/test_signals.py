@@ -11,10 +11,10 @@ import pytest
 
 from jobs.attempt import Finished
 from jobs.disk.rundir import RunDir
-from jobs.events import ModelLoaded
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
 from jobs.state import Status
+from jobs.trainer_facts import ModelLoaded
 from tests.faults.conftest import (
     MakeJob,
     Undisturbed,

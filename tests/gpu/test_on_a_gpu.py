@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import NonFinite
-from jobs.events import ModelLoaded, OomRecovered
+from jobs.trainer_facts import ModelLoaded, OomRecovered
 from tests.training.attempts import facts, finished
 from tests.training.conftest import CONFIG, MakeRun, tiny_model, write_model
 from worker.training.journal import Journal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jobs.evaluation_metrics import EvaluationMetric, chosen_text, is_better, metric_scale, metrics_of
-from jobs.events import EvaluationFinished
+from jobs.trainer_facts import EvaluationFinished
 from jobs.verdict import BaseDifference
 
 

@@ -16,7 +16,6 @@ from jobs.events import (
     Adopted,
     AnyFact,
     AttemptEnded,
-    CheckpointSaved,
     JobCancelled,
     JobPauseRequested,
     JobPriorityChanged,
@@ -28,6 +27,7 @@ from jobs.redis.queries import Filter
 from jobs.redis.store import Store
 from jobs.spec import parse_spec
 from jobs.state import Stage, Status
+from jobs.trainer_facts import CheckpointSaved
 from tests.support.samples import STARTED, checked, heartbeat, metric_row, prepared, time_summary
 
 ROW = metric_row(5)

@@ -8,8 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from jobs.errors import OutOfMemory, StageError
-from jobs.events import AttemptEnded, Fault
+from jobs.events import AttemptEnded
 from jobs.reasons import Reason
+from jobs.trainer_facts import Fault
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,6 @@ from jobs.events import (
     EVENT_TYPES,
     AnyFact,
     AttemptEnded,
-    CheckpointSaved,
-    EvaluationFinished,
     Event,
     JobCancelled,
     JobCancelRequested,
@@ -33,13 +31,13 @@ from jobs.events import (
     JobSucceeded,
     JobUnprepared,
     JobValidated,
-    Sample,
     any_fact,
 )
 from jobs.metrics import MetricRow
 from jobs.record import JobRecord, fold
 from jobs.spec import parse_spec
 from jobs.state import Requested, Stage, Status
+from jobs.trainer_facts import CheckpointSaved, EvaluationFinished, Sample
 from tests.support.machine import longest_file
 from tests.support.samples import QUEUED, STARTED, checked, prepared, read_lines
 

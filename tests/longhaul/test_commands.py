@@ -19,7 +19,6 @@ from rich.console import Console
 from jobs.events import (
     AttemptEnded,
     AttemptStarted,
-    Fault,
     JobCancelled,
     JobFailed,
     JobPaused,
@@ -30,6 +29,7 @@ from jobs.events import (
 from jobs.heartbeat import Gpu
 from jobs.process.secrets import read_keys
 from jobs.text.units import GIB
+from jobs.trainer_facts import Fault
 from jobs.version import VERSION
 from longhaul import Longhaul
 from longhaul.commands.command import find_id

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from jobs.events import EvaluationFinished, Sample
+from jobs.trainer_facts import EvaluationFinished, Sample
 from longhaul import demo
 from longhaul.jobfile import BadInput
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.events import AttemptEnded, AttemptStarted, EvaluationFinished, JobQueued, JobSucceeded, Sample
+from jobs.events import AttemptEnded, AttemptStarted, JobQueued, JobSucceeded
+from jobs.trainer_facts import EvaluationFinished, Sample
 from jobs.verdict import ConfidenceInterval
 from longhaul.main import main
 from tests.service.running import Service

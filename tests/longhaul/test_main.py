@@ -18,20 +18,15 @@ from jobs.events import (
     AnyFact,
     AttemptEnded,
     AttemptStarted,
-    CheckpointSaved,
-    EvaluationFinished,
-    Fault,
     JobFailed,
     JobPaused,
     JobQueued,
     JobSucceeded,
     JobValidated,
-    ModelLoaded,
-    OomRecovered,
-    Sample,
     TaskSubmitted,
     TaskWaiting,
 )
+from jobs.trainer_facts import CheckpointSaved, EvaluationFinished, Fault, ModelLoaded, OomRecovered, Sample
 from longhaul.api import Longhaul
 from longhaul.main import main
 from longhaul.watch import watch

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from jobs.events import AttemptEnded, Fault, JobPaused
+from jobs.events import AttemptEnded, JobPaused
 from jobs.redis.connection import Tickets, connect
 from jobs.redis.store import make_id, make_job, submitted_of
 from jobs.sweeps.directory import SweepDir, find
 from jobs.sweeps.events import SweepEnded, TrialEnded, TrialStarted
+from jobs.trainer_facts import Fault
 from longhaul import ApiError, Longhaul, Unreachable
 from longhaul.main import main
 from longhaul.sweep_tables import print_sweep, print_sweeps, short_names, watch_sweep

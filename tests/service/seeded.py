@@ -13,13 +13,6 @@ from jobs.events import (
     AnyFact,
     AttemptEnded,
     AttemptStarted,
-    CheckpointRejected,
-    CheckpointSaved,
-    DeviceWaiting,
-    DiskLow,
-    EvaluationFinished,
-    Fault,
-    GpuProcess,
     JobCancelled,
     JobFailed,
     JobPaused,
@@ -27,11 +20,6 @@ from jobs.events import (
     JobResumed,
     JobSucceeded,
     JobValidated,
-    MemoryMeasured,
-    MemoryPlanned,
-    ModelLoaded,
-    OomRecovered,
-    Sample,
 )
 from jobs.heartbeat import WorkerHeartbeat
 from jobs.memory_plan import PICTURE
@@ -42,6 +30,20 @@ from jobs.redis.store import make_id, make_job, submitted_of
 from jobs.sweeps.directory import find
 from jobs.sweeps.events import SweepEnded, SweepFact, TrialEnded, TrialPruned, TrialStarted
 from jobs.sweeps.space import Settings, Value
+from jobs.trainer_facts import (
+    CheckpointRejected,
+    CheckpointSaved,
+    DeviceWaiting,
+    DiskLow,
+    EvaluationFinished,
+    Fault,
+    GpuProcess,
+    MemoryMeasured,
+    MemoryPlanned,
+    ModelLoaded,
+    OomRecovered,
+    Sample,
+)
 from tests.service.running import Service
 from tests.support.samples import checked, memory_plan, prepared, preview, time_summary
 

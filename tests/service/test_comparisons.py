@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from jobs.comparison.answer import Comparison
 from jobs.comparison.facts import settings_of
 from jobs.disk.files import append_line
-from jobs.events import AttemptEnded, AttemptStarted, Fault, JobFailed, JobQueued, JobSucceeded, MemoryMeasured
+from jobs.events import AttemptEnded, AttemptStarted, JobFailed, JobQueued, JobSucceeded
 from jobs.memory_plan import MemoryPlan
 from jobs.plan import DataPlan, ModelPlan, make_plan
+from jobs.trainer_facts import Fault, MemoryMeasured
 from tests.jobs.comparison.test_settings import LORA, VALUES
 from tests.service.running import Service
 from tests.service.seeded import row

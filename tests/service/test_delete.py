@@ -9,10 +9,11 @@ import pytest
 import requests
 
 from jobs.errors import StoreUnavailable
-from jobs.events import Fault, JobFailed
+from jobs.events import JobFailed
 from jobs.redis.connection import Tickets, connect
 from jobs.redis.store import Store
 from jobs.state import Stage
+from jobs.trainer_facts import Fault
 from tests.service.running import TINY, Service, running
 from tests.support.redis_server import RedisServer
 from tests.support.samples import STATES

@@ -14,9 +14,10 @@ import pytest
 import requests
 
 import jobs.redis.feed
-from jobs.events import CheckpointSaved, Event, JobCancelled, JobCancelRequested
+from jobs.events import Event, JobCancelled, JobCancelRequested
 from jobs.redis.connection import connect
 from jobs.redis.store import ALL_EVENTS, Store, events_key
+from jobs.trainer_facts import CheckpointSaved
 from service.reading.stream import frame
 from tests.service.running import TINY, Service, running
 from tests.service.scraping import figure, scrape

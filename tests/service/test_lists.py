@@ -6,9 +6,10 @@ import time
 from typing import Any
 
 from jobs.errors import Damaged
-from jobs.events import AttemptStarted, DiskLow, JobQueued
+from jobs.events import AttemptStarted, JobQueued
 from jobs.redis.connection import Tickets, connect
 from jobs.redis.store import Store
+from jobs.trainer_facts import DiskLow
 from tests.service.running import TINY, Service
 from tests.service.scraping import figure, scrape
 from tests.service.seeded import STARTED, leave_behind, train

@@ -10,8 +10,6 @@ from jobs.events import (
     AnyFact,
     AttemptEnded,
     AttemptStarted,
-    CheckpointSaved,
-    Fault,
     JobFailed,
     JobPaused,
     JobQueued,
@@ -19,6 +17,7 @@ from jobs.events import (
     JobValidated,
     ModelRemoved,
 )
+from jobs.trainer_facts import CheckpointSaved, Fault
 from tests.service.running import Service
 from tests.service.seeded import start_trial
 from tests.support.samples import checked, prepared

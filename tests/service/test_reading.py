@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from jobs.events import AttemptEnded, AttemptStarted, DeviceWaiting, JobQueued
+from jobs.events import AttemptEnded, AttemptStarted, JobQueued
+from jobs.trainer_facts import DeviceWaiting
 from service.settings import ServiceSettings, read_settings
 from tests.service.running import TINY, Service, running
 from tests.support.redis_server import RedisServer

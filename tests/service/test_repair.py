@@ -11,7 +11,6 @@ from jobs.events import (
     AnyFact,
     AttemptEnded,
     AttemptStarted,
-    CheckpointSaved,
     JobPaused,
     JobPauseRequested,
     JobQueued,
@@ -21,6 +20,7 @@ from jobs.events import (
 )
 from jobs.redis.connection import Tickets, connect
 from jobs.state import Stage
+from jobs.trainer_facts import CheckpointSaved
 from tests.service.damage import destroyed, destroyed_line, half_a_plan, half_a_spec, no_events, queued, reconciler
 from tests.service.running import TINY, Service
 from tests.support.samples import QUEUED, write_plan

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.events import AttemptEnded, CheckpointSaved, Fault, JobCancelled, JobPaused, JobResumed
+from jobs.events import AttemptEnded, JobCancelled, JobPaused, JobResumed
 from jobs.redis.connection import Tickets, connect
 from jobs.state import Stage
+from jobs.trainer_facts import CheckpointSaved, Fault
 from tests.service.running import Service
 from tests.support.machine import longest_file
 from tests.support.samples import QUEUED, RUNNING, STATES, facts_of, metric_row

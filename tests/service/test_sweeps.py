@@ -12,9 +12,10 @@ import pytest
 
 from jobs.disk import removal
 from jobs.disk.rundir import RunDir
-from jobs.events import AttemptEnded, Fault, JobCancelled, JobFailed, JobPaused, JobSucceeded
+from jobs.events import AttemptEnded, JobCancelled, JobFailed, JobPaused, JobSucceeded
 from jobs.sweeps.directory import SweepDir, find
 from jobs.sweeps.events import SweepEnded, SweepFact, TrialEnded, TrialRetried, TrialStarted
+from jobs.trainer_facts import Fault
 from tests.service.running import TINY, Service
 from tests.service.seeded import seed_sweep, start_trial
 from tests.support.samples import DONE, QUEUED, RUNNING

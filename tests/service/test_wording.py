@@ -5,20 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from jobs.dataset_report import ClassSummary
-from jobs.events import (
-    AnyFact,
-    AttemptEnded,
-    EvaluationFinished,
-    Event,
-    Fault,
-    JobSucceeded,
-    MemoryPlanned,
-    OomRecovered,
-    TaskStarted,
-    TaskSubmitted,
-    TaskWaiting,
-)
+from jobs.events import AnyFact, AttemptEnded, Event, JobSucceeded, TaskStarted, TaskSubmitted, TaskWaiting
 from jobs.reasons import Reason
+from jobs.trainer_facts import EvaluationFinished, Fault, MemoryPlanned, OomRecovered
 from jobs.verdict import ConfidenceInterval, Verdict
 from service.answers.wording import sentence
 from tests.support.samples import prepared

@@ -16,10 +16,10 @@ import torch
 from transformers import GenerationMixin
 
 from jobs.disk.rundir import RunDir
-from jobs.events import DeviceWaiting, EvaluationFinished, OomRecovered
 from jobs.gpus import GpuFacts
 from jobs.reasons import Reason
 from jobs.text.units import GIB, MIB
+from jobs.trainer_facts import DeviceWaiting, EvaluationFinished, OomRecovered
 from tests.training.attempts import facts, finished
 from tests.training.conftest import MakeRun, write_model
 from tests.training.workplace import Workplace, pairs

@@ -14,8 +14,8 @@ import pytest
 
 from jobs.attempt import Heartbeat
 from jobs.disk.rundir import RunDir
-from jobs.events import DeviceWaiting
 from jobs.reasons import Reason
+from jobs.trainer_facts import DeviceWaiting
 from tests.simulated_gpu.trainers import WITHIN_S, train, training
 from tests.support.local import until
 from tests.training.attempts import checkpoints, facts, finished

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from jobs.disk.rundir import RunDir
-from jobs.events import AttemptEnded, AttemptStarted, MemoryPlanned
+from jobs.events import AttemptEnded, AttemptStarted
 from jobs.reasons import Reason
+from jobs.trainer_facts import MemoryPlanned
 from tests.simulated_gpu.machine import FIRST as SMALL
 from tests.simulated_gpu.machine import SECOND as LARGE
 from tests.simulated_gpu.machine import Machine

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from jobs.disk.rundir import RunDir
-from jobs.events import AttemptEnded, AttemptStarted, ModelLoaded
+from jobs.events import AttemptEnded, AttemptStarted
+from jobs.trainer_facts import ModelLoaded
 from tests.support.local import ROOT, Local, until
 from tests.support.samples import facts_of
 from worker.training.ranks.group import TEST_GLOO

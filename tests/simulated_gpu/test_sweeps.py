@@ -10,10 +10,11 @@ import pytest
 
 from jobs.answers import Trial
 from jobs.disk.rundir import RunDir
-from jobs.events import AttemptEnded, AttemptStarted, Event, MemoryPlanned
+from jobs.events import AttemptEnded, AttemptStarted, Event
 from jobs.gpus import GpuFacts
 from jobs.memory_plan import TEST_LIMIT
 from jobs.text.units import MIB
+from jobs.trainer_facts import MemoryPlanned
 from tests.simulated_gpu.machine import JOB as USUAL
 from tests.simulated_gpu.machine import Machine
 from tests.support.samples import facts_of

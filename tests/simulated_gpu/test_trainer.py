@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from jobs.events import DeviceWaiting, ModelLoaded, OomRecovered
 from jobs.measured import MeasuredGpu
 from jobs.reasons import Reason
 from jobs.text.units import GIB, MIB
+from jobs.trainer_facts import DeviceWaiting, ModelLoaded, OomRecovered
 from tests.simulated_gpu.trainers import train
 from tests.training.attempts import checkpoints, facts, finished
 from tests.training.conftest import MakeRun, write_model

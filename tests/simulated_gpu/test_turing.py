@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from jobs.events import ModelLoaded
 from jobs.gpus import GpuFacts
 from jobs.metrics import MetricRow
 from jobs.reasons import Reason
 from jobs.text.units import MIB
+from jobs.trainer_facts import ModelLoaded
 from tests.simulated_gpu.trainers import TURING, train
 from tests.support.local import ROOT
 from tests.support.samples import read_lines

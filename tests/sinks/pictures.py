@@ -14,8 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jobs.events import AttemptEnded, OomRecovered, Sample
+from jobs.events import AttemptEnded
 from jobs.reasons import Reason
+from jobs.trainer_facts import OomRecovered, Sample
 from tests.sinks import story
 from tests.support.fakes import FakeDiscord, Message
 from tests.support.machine import Clock

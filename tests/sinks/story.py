@@ -9,20 +9,10 @@ from typing import Any
 
 from jobs.disk.files import append_line
 from jobs.disk.rundir import RunDir, create
-from jobs.events import (
-    AttemptEnded,
-    AttemptStarted,
-    EvaluationFinished,
-    Fault,
-    JobFailed,
-    JobQueued,
-    JobSubmitted,
-    JobSucceeded,
-    ModelLoaded,
-    Sample,
-)
+from jobs.events import AttemptEnded, AttemptStarted, JobFailed, JobQueued, JobSubmitted, JobSucceeded
 from jobs.metrics import MetricRow
 from jobs.spec import JobSpec
+from jobs.trainer_facts import EvaluationFinished, Fault, ModelLoaded, Sample
 from jobs.verdict import Verdict
 from tests.support.samples import checked, prepared, time_summary
 

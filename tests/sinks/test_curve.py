@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.events import Fault, JobFailed
+from jobs.events import JobFailed
+from jobs.trainer_facts import Fault
 from tests.sinks import story
 from worker.feed import SinkFeed
 from worker.sinks.curve import CurveSink, draw, settled

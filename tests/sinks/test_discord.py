@@ -17,10 +17,6 @@ from jobs.events import (
     AnyFact,
     AttemptEnded,
     AttemptStarted,
-    CheckpointSaved,
-    DeviceWaiting,
-    DiskLow,
-    Fault,
     JobCancelled,
     JobFailed,
     JobPaused,
@@ -30,12 +26,12 @@ from jobs.events import (
     JobSubmitted,
     JobSucceeded,
     JobValidated,
-    OomRecovered,
     TaskStarted,
     TaskSubmitted,
     TaskWaiting,
 )
 from jobs.reasons import Reason
+from jobs.trainer_facts import CheckpointSaved, DeviceWaiting, DiskLow, Fault, OomRecovered
 from jobs.verdict import BaseDifference, ConfidenceInterval, Verdict
 from tests.sinks import story
 from tests.sinks.driving import closed

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from jobs.events import Fault
 from jobs.sweeps import directory
 from jobs.sweeps.directory import SweepDir
 from jobs.sweeps.events import Outcome, SweepEnded, SweepSubmitted, TrialEnded, TrialStarted
 from jobs.sweeps.spec import parse_sweep
+from jobs.trainer_facts import Fault
 from tests.sinks.driving import publishing, until
 from tests.support.fakes import FakeDiscord
 from tests.support.machine import Clock

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from jobs.disk.rundir import RunDir
-from jobs.events import Event, JobSubmitted, OomRecovered
+from jobs.events import Event, JobSubmitted
 from jobs.spec import DataSpec, JobSpec
+from jobs.trainer_facts import OomRecovered
 from worker.sinks.base import SinkJob
 from worker.sinks.wandb.sink import alert
 from worker.sinks.wording import shortage

@@ -12,17 +12,8 @@ import pytest
 
 from jobs.disk.repair import repair
 from jobs.disk.rundir import RunDir, truncate_metrics
-from jobs.events import (
-    AttemptEnded,
-    AttemptStarted,
-    Fault,
-    JobFailed,
-    JobPaused,
-    JobPauseRequested,
-    JobQueued,
-    JobResumed,
-    OomRecovered,
-)
+from jobs.events import AttemptEnded, AttemptStarted, JobFailed, JobPaused, JobPauseRequested, JobQueued, JobResumed
+from jobs.trainer_facts import Fault, OomRecovered
 from tests.service.damage import destroyed
 from tests.sinks import story
 from tests.sinks.driving import closed, publishing, until

@@ -20,8 +20,6 @@ from jobs.events import (
     AnyFact,
     AttemptEnded,
     AttemptStarted,
-    Fact,
-    Fault,
     JobCancelRequested,
     JobChecked,
     JobFailed,
@@ -41,6 +39,7 @@ from jobs.reasons import Reason
 from jobs.record import JobRecord
 from jobs.redis.store import Store
 from jobs.text.units import GIB
+from jobs.trainer_facts import Fact, Fault
 
 PARTS = {
     "weights": 5 * GIB, "gradients": 5 * GIB, "optimizer": 5 * GIB, "activations": 9 * GIB, "temporaries": GIB,

@@ -12,7 +12,8 @@ import pytest
 
 from jobs.attempt import Phase
 from jobs.disk.rundir import RunDir
-from jobs.events import AnyFact, CheckpointSaved, EvaluationFinished
+from jobs.events import AnyFact
+from jobs.trainer_facts import CheckpointSaved, EvaluationFinished
 from tests.training.attempts import attempt
 from tests.training.forked import fork
 from worker.training.journal import Journal

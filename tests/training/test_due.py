@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from jobs.disk.rundir import RunDir
-from jobs.events import CheckpointSaved, EvaluationFinished, ModelLoaded
 from jobs.spec import parse_spec
+from jobs.trainer_facts import CheckpointSaved, EvaluationFinished, ModelLoaded
 from tests.training.attempts import attempt, facts, finished, logged, same_tensors, trained
 from tests.training.conftest import MakeRun
 from tests.training.contexts import plan_of

@@ -9,8 +9,8 @@ import pytest
 
 from jobs.attempt import TrainResult
 from jobs.disk.rundir import RunDir
-from jobs.events import CheckpointSaved, EvaluationFinished
 from jobs.spec import EarlyStoppingSpec
+from jobs.trainer_facts import CheckpointSaved, EvaluationFinished
 from tests.training.attempts import attempt, checkpoints, facts, finished, logged, same_tensors, trained
 from tests.training.conftest import MakeRun
 from tests.training.killed_attempts import killed_attempts

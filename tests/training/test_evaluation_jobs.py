@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from jobs.errors import Rejected, UserError
-from jobs.events import EvaluationFinished, MemoryPlanned
 from jobs.export import ExportFormat
 from jobs.spec import parse_spec
+from jobs.trainer_facts import EvaluationFinished, MemoryPlanned
 from tests.training.attempts import attempt, facts, trained
 from tests.training.workplace import Workplace, pairs
 from worker.training.export.export import export

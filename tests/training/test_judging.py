@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jobs.disk.rundir import RunDir
-from jobs.events import EvaluationFinished, Sample
+from jobs.trainer_facts import EvaluationFinished, Sample
 from tests.training.attempts import attempt, facts, trained
 from tests.training.conftest import VALIDATION_ROWS, MakeRun
 from tests.training.workplace import Workplace, pairs

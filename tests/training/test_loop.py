@@ -12,7 +12,7 @@ import torch
 from transformers import T5ForConditionalGeneration
 
 from jobs.errors import NonFinite, OutOfMemory, OutOfMemoryInOptimizer
-from jobs.events import OomRecovered
+from jobs.trainer_facts import OomRecovered
 from tests.training.conftest import batches_of, tiny_model, tiny_spec
 from tests.training.contexts import as_loaded, training_context
 from tests.training.stepping import FailingAt, Noting, farthest, optimizer_for, weights

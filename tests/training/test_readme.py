@@ -14,8 +14,8 @@ import pytest
 from transformers import AutoTokenizer, GenerationConfig
 
 from jobs.disk.rundir import RunDir
-from jobs.events import EvaluationFinished
 from jobs.plan import SourcePlan
+from jobs.trainer_facts import EvaluationFinished
 from jobs.version import VERSION
 from tests.support.samples import dataset_summary
 from tests.training.attempts import attempt, facts

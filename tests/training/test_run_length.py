@@ -12,8 +12,8 @@ import pytest
 
 from jobs.attempt import Heartbeat
 from jobs.disk.rundir import RunDir
-from jobs.events import CheckpointSaved, EvaluationFinished, StepsCorrected
 from jobs.spec import parse_spec
+from jobs.trainer_facts import CheckpointSaved, EvaluationFinished, StepsCorrected
 from tests.support.machine import Clock
 from tests.training.attempts import attempt, checkpoints, facts, finished, logged, same_tensors
 from tests.training.conftest import MakeRun

@@ -11,13 +11,13 @@ from jobs.attempt import Finished
 from jobs.disk.files import append_line
 from jobs.disk.rundir import RunDir
 from jobs.errors import DeviceBusy, HostMemoryInUse, HostOutOfMemory, OutOfMemory, Rejected
-from jobs.events import GpuProcess, MemoryPlanned, ModelLoaded
 from jobs.gpus import REFERENCE
 from jobs.memory_plan import HostPlan, MemoryPlan
 from jobs.plan import Plan, Resolved
 from jobs.reasons import Reason
 from jobs.spec import JobSpec
 from jobs.text.units import GIB
+from jobs.trainer_facts import GpuProcess, MemoryPlanned, ModelLoaded
 from tests.training.attempts import attempt, facts
 from tests.training.conftest import MakeRun, tiny_spec
 from tests.training.planned import CONTEXT, FakeAlternatives, planned

@@ -17,7 +17,8 @@ from transformers import AutoModelForSeq2SeqLM
 from jobs.attempt import Finished, Heartbeat, TrainResult
 from jobs.disk.rundir import RunDir
 from jobs.errors import Rejected
-from jobs.events import AnyFact, CheckpointSaved, EvaluationFinished, ModelLoaded
+from jobs.events import AnyFact
+from jobs.trainer_facts import CheckpointSaved, EvaluationFinished, ModelLoaded
 from tests.training.attempts import attempt, facts, finished, logged, same_tensors, trained
 from tests.training.conftest import MakeRun
 from tests.training.forked import Forked, stage

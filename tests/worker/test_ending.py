@@ -16,10 +16,6 @@ from jobs.events import (
     AnyFact,
     AttemptEnded,
     AttemptStarted,
-    CheckpointSaved,
-    DeviceWaiting,
-    EvaluationFinished,
-    Fault,
     JobCancelled,
     JobCancelRequested,
     JobPaused,
@@ -28,7 +24,6 @@ from jobs.events import (
     JobResumed,
     JobSubmitted,
     JobSucceeded,
-    ModelLoaded,
     TaskStarted,
     TaskSubmitted,
     TaskWaiting,
@@ -36,6 +31,7 @@ from jobs.events import (
 from jobs.reasons import RESTART_DELAYS_S, Reason
 from jobs.spec import parse_spec
 from jobs.state import Requested, Stage
+from jobs.trainer_facts import CheckpointSaved, DeviceWaiting, EvaluationFinished, Fault, ModelLoaded
 from tests.support.samples import STARTED, checked, facts_of, metric_row, prepared
 from worker.ending import ending
 from worker.supervise import stage_outcome

@@ -23,9 +23,6 @@ from jobs.events import (
     AnyFact,
     AttemptEnded,
     AttemptStarted,
-    CheckpointSaved,
-    DeviceWaiting,
-    Fault,
     JobCancelled,
     JobFailed,
     JobPaused,
@@ -40,6 +37,7 @@ from jobs.redis.store import Store
 from jobs.redis.workers import lease_token
 from jobs.spec import parse_spec
 from jobs.state import Stage, Status
+from jobs.trainer_facts import CheckpointSaved, DeviceWaiting, Fault
 from tests.sinks.driving import until
 from tests.support.machine import Clock
 from tests.support.samples import QUEUED, STARTED, checked, heartbeat, stumble_over, write_plan

@@ -10,17 +10,9 @@ from jobs.attempt import Finished, Noted
 from jobs.disk.files import append_line
 from jobs.disk.repair import repair
 from jobs.disk.rundir import RunDir
-from jobs.events import (
-    AnyFact,
-    AttemptEnded,
-    CheckpointSaved,
-    JobCancelled,
-    JobPaused,
-    JobQueued,
-    JobResumed,
-    JobSucceeded,
-)
+from jobs.events import AnyFact, AttemptEnded, JobCancelled, JobPaused, JobQueued, JobResumed, JobSucceeded
 from jobs.state import Status
+from jobs.trainer_facts import CheckpointSaved
 from tests.service.damage import destroyed
 from tests.sinks import story
 from tests.sinks.driving import Listener, closed, publishing, until, whole

@@ -11,9 +11,10 @@ import pytest
 from jobs.attempt import Finished
 from jobs.disk.files import append_line
 from jobs.disk.rundir import RunDir, create
-from jobs.events import Fault, JobSubmitted
+from jobs.events import JobSubmitted
 from jobs.reasons import Reason
 from jobs.spec import parse_spec
+from jobs.trainer_facts import Fault
 from tests.support.processes import trainers
 from tests.support.stack import Stack, tiny_job
 from worker.ending import stage_lost

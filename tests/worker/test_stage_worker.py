@@ -17,10 +17,11 @@ import rq
 from rq.exceptions import StopRequested
 from rq.serializers import JSONSerializer
 
-from jobs.events import AttemptEnded, AttemptStarted, ModelLoaded
+from jobs.events import AttemptEnded, AttemptStarted
 from jobs.redis.connection import Tickets, connect, queue_name
 from jobs.redis.store import Store
 from jobs.state import Stage
+from jobs.trainer_facts import ModelLoaded
 from tests.service.damage import destroyed
 from tests.support.processes import alive, children, parent_of, trainers
 from tests.support.stack import Stack, tiny_job

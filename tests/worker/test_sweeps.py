@@ -14,16 +14,7 @@ import pytest
 
 from jobs.disk import removal, rundir
 from jobs.disk.rundir import RunDir, list_runs
-from jobs.events import (
-    AnyFact,
-    AttemptEnded,
-    EvaluationFinished,
-    Fault,
-    JobCancelled,
-    JobFailed,
-    JobPaused,
-    JobSucceeded,
-)
+from jobs.events import AnyFact, AttemptEnded, JobCancelled, JobFailed, JobPaused, JobSucceeded
 from jobs.redis.connection import Tickets, connect
 from jobs.redis.store import Store
 from jobs.state import Status
@@ -33,6 +24,7 @@ from jobs.sweeps.events import SweepCancelRequested, SweepSubmitted, TrialStarte
 from jobs.sweeps.record import RETRY_DELAYS_S, SweepRecord
 from jobs.sweeps.space import Settings
 from jobs.sweeps.spec import parse_sweep
+from jobs.trainer_facts import EvaluationFinished, Fault
 from tests.support.samples import DONE, QUEUED, RUNNING, heartbeat
 from worker.sweeps import SweepTurns
 

@@ -14,10 +14,11 @@ import pytest
 from jobs.attempt import Finished, Heartbeat
 from jobs.disk.files import append_line
 from jobs.disk.rundir import create
-from jobs.events import Fault, JobSubmitted
+from jobs.events import JobSubmitted
 from jobs.reasons import Reason
 from jobs.spec import parse_spec
 from jobs.state import Stage
+from jobs.trainer_facts import Fault
 from tests.support.machine import Clock
 from worker.trainer import SILENCE_S, Trainer, here
 from worker.warm import OwnProcess

@@ -15,25 +15,14 @@ from typing import Protocol, runtime_checkable
 from pydantic import JsonValue
 
 from jobs.errors import Damaged
-from jobs.events import (
-    AttemptEnded,
-    AttemptStarted,
-    CheckpointSaved,
-    EvaluationFinished,
-    Event,
-    JobChecked,
-    JobPrepared,
-    JobResumed,
-    JobSubmitted,
-    ModelLoaded,
-    StepsCorrected,
-)
+from jobs.events import AttemptEnded, AttemptStarted, Event, JobChecked, JobPrepared, JobResumed, JobSubmitted
 from jobs.metrics import MetricRow
 from jobs.plan import Plan
 from jobs.reasons import Reason
 from jobs.spec import JobSpec
 from jobs.sweeps.record import SweepRecord
 from jobs.sweeps.spec import SweepSpec
+from jobs.trainer_facts import CheckpointSaved, EvaluationFinished, ModelLoaded, StepsCorrected
 
 WANDB_URL = "wandb/url.txt"
 """In the run directory: where the job's run is in W&B, once it was online."""

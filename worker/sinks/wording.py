@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jobs.events import OomRecovered
 from jobs.text.units import format_figure
+from jobs.trainer_facts import OomRecovered
 
 BAR_CELLS = 20
 

@@ -11,9 +11,9 @@ import torch
 
 from jobs.disk.files import LineWriter
 from jobs.disk.rundir import RunDir, truncate_metrics
-from jobs.events import ModelLoaded
 from jobs.plan import Plan
 from jobs.spec import JobSpec
+from jobs.trainer_facts import ModelLoaded
 from worker.training import start
 from worker.training.adapters.registry import method_of
 from worker.training.checkpoints import checkpoint

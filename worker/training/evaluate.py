@@ -15,8 +15,8 @@ import torch
 
 from jobs.errors import NonFinite, OutOfMemory
 from jobs.evaluation_metrics import ConfusionMatrix, EvaluationMetric, judging_metrics
-from jobs.events import Sample
 from jobs.spec import BUILTIN_MODELS
+from jobs.trainer_facts import Sample
 from jobs.verdict import Base, BaseDifference, ConfidenceInterval
 from worker.training import row_figures
 from worker.training.context import TrainingContext

@@ -18,9 +18,10 @@ from jobs.attempt import Finished, Heartbeat, Noted, Phase, Result
 from jobs.disk.files import LineWriter
 from jobs.disk.rundir import RunDir
 from jobs.errors import Damaged, NewerFormat, NotFound, StageError
-from jobs.events import AnyFact, Fault
+from jobs.events import AnyFact
 from jobs.frozen import Empty
 from jobs.reasons import Reason
+from jobs.trainer_facts import Fault
 
 # -- fence -------------------------------------------------------------------------------------------------------------
 # Fencing: a trainer whose attempt is over writes nothing more (ADR 18).

@@ -11,12 +11,12 @@ from importlib.metadata import version
 from jobs.attempt import Noted, TrainResult
 from jobs.disk.rundir import RunDir
 from jobs.evaluation_metrics import metric_figure, metric_words
-from jobs.events import EvaluationFinished, Sample
 from jobs.plan import Plan, SourcePlan, limit_words
 from jobs.process.secrets import redact
 from jobs.reasons import Reason
 from jobs.spec import DataSpec, WeightedSource
 from jobs.text.units import format_change, format_figure
+from jobs.trainer_facts import EvaluationFinished, Sample
 from jobs.version import VERSION
 from worker.training.adapters.method import BaseModel, Method
 from worker.training.context import TrainingContext

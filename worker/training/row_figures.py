@@ -14,7 +14,7 @@ from pathlib import Path
 from jobs.disk.files import write_atomically
 from jobs.disk.rundir import RunDir
 from jobs.evaluation_metrics import EvaluationMetric
-from jobs.events import Sample
+from jobs.trainer_facts import Sample
 from worker.training.scores.statistics import Statistics
 
 KEPT = 2

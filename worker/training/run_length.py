@@ -19,10 +19,10 @@ from collections.abc import Callable
 
 from jobs.attempt import Heartbeat, Noted
 from jobs.disk.rundir import RunDir
-from jobs.events import StepsCorrected
 from jobs.plan import Plan, StepLimit, most_steps, warmup_steps
 from jobs.reasons import Reason
 from jobs.spec import JobSpec
+from jobs.trainer_facts import StepsCorrected
 from worker.training.checkpoints.checkpoint import TrainState
 from worker.training.checkpoints.evaluated import stops
 from worker.training.journal import Journal

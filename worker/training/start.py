@@ -18,13 +18,13 @@ import torch
 from jobs.attempt import Finished
 from jobs.disk.rundir import RunDir
 from jobs.errors import BadData, DeviceBusy, HostMemoryInUse, HostOutOfMemory, NotPrepared, OutOfMemory, Rejected
-from jobs.events import MemoryPlanned
 from jobs.gpus import HOST_ROOM, GpuFacts
 from jobs.memory_plan import MemoryPlan
 from jobs.plan import Plan
 from jobs.reasons import Reason
 from jobs.spec import JobSpec
 from jobs.text.units import GIB, bytes_alike, format_bytes
+from jobs.trainer_facts import MemoryPlanned
 from worker.training.dataset.data import PreparedDataset
 from worker.training.journal import Journal
 from worker.training.machine.device import has_native_bf16

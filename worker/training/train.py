@@ -14,9 +14,9 @@ from jobs.disk.files import write_atomically
 from jobs.disk.rundir import RunDir
 from jobs.errors import RankLost, RankSilent, StageError
 from jobs.evaluation_metrics import CONFUSION, EvaluationMetric, cost_of, is_better
-from jobs.events import EvaluationFinished, UpdateSkipped
 from jobs.plan import Plan
 from jobs.reasons import Reason
+from jobs.trainer_facts import EvaluationFinished, UpdateSkipped
 from worker.training import start
 from worker.training.checkpoints import checkpoint
 from worker.training.checkpoints.evaluated import EvaluationRecord, better_step, newest_is_best

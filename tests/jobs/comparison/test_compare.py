@@ -11,12 +11,13 @@ import pytest
 from jobs.comparison.answer import Comparison
 from jobs.comparison.compare import compare
 from jobs.comparison.facts import JobFacts
-from jobs.events import AttemptStarted, Event, Fact, Fault, JobSubmitted, MemoryMeasured, MemoryPlanned
+from jobs.events import AttemptStarted, Event, JobSubmitted
 from jobs.plan import DataPlan, ModelPlan, TimePlan, make_plan
 from jobs.record import JobRecord
 from jobs.spec import parse_spec
 from jobs.state import Status
 from jobs.text.units import GIB
+from jobs.trainer_facts import Fact, Fault, MemoryMeasured, MemoryPlanned
 from tests.support.samples import PARTS, memory_plan, prepared
 
 SETTINGS: Mapping[str, Any] = {"micro_batch": 8, "activation_checkpointing": 0, "optimizer": "adamw_8bit"}

@@ -10,22 +10,7 @@ from typing import Any
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import Damaged
-from jobs.events import (
-    AttemptEnded,
-    AttemptStarted,
-    CheckpointSaved,
-    EvaluationFinished,
-    Fault,
-    JobFailed,
-    JobPaused,
-    JobQueued,
-    JobSucceeded,
-    JobValidated,
-    MemoryMeasured,
-    ModelLoaded,
-    OomRecovered,
-    Sample,
-)
+from jobs.events import AttemptEnded, AttemptStarted, JobFailed, JobPaused, JobQueued, JobSucceeded, JobValidated
 from jobs.heartbeat import WorkerHeartbeat
 from jobs.memory_plan import MemoryPlan
 from jobs.metrics import MetricRow
@@ -35,6 +20,15 @@ from jobs.sweeps.directory import find
 from jobs.sweeps.events import ImportancesEstimated, SweepEnded, SweepFact, TrialEnded, TrialPruned, TrialStarted
 from jobs.sweeps.space import Settings
 from jobs.text.units import GIB
+from jobs.trainer_facts import (
+    CheckpointSaved,
+    EvaluationFinished,
+    Fault,
+    MemoryMeasured,
+    ModelLoaded,
+    OomRecovered,
+    Sample,
+)
 from jobs.verdict import BaseDifference, ConfidenceInterval
 from tests.service.running import Service
 from tests.service.seeded import WORKERS

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jobs.events import EVENT_TYPES, CheckpointSaved, DiskLow, Event, Fact, JobQueued
+from jobs.events import EVENT_TYPES, Event, JobQueued
+from jobs.trainer_facts import CheckpointSaved, DiskLow, Fact
 from service.files.confined import files_of
 from service.pages.listings import KINDS, folders_of, kind_of, newest_of
 

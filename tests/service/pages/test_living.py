@@ -10,16 +10,8 @@ from pathlib import Path
 from playwright.sync_api import expect
 
 from jobs.disk.files import append_line
-from jobs.events import (
-    AttemptEnded,
-    CheckpointSaved,
-    EvaluationFinished,
-    JobCancelled,
-    JobPaused,
-    JobQueued,
-    OomRecovered,
-    Sample,
-)
+from jobs.events import AttemptEnded, JobCancelled, JobPaused, JobQueued
+from jobs.trainer_facts import CheckpointSaved, EvaluationFinished, OomRecovered, Sample
 from tests.service.pages.watched import WatchedPage
 from tests.service.running import Service
 from tests.service.seeded import STARTED, TRAINED, leave_behind, row, train

@@ -10,10 +10,11 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from jobs.disk.rundir import RunDir
-from jobs.events import Fault, JobCancelled, JobFailed, JobValidated
+from jobs.events import JobCancelled, JobFailed, JobValidated
 from jobs.heartbeat import WorkerHeartbeat
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.preview import DataPreview, RowPreview, SourcePreview, SpanPreview, TextPreview, UnrecognizedSource
+from jobs.trainer_facts import Fault
 from tests.service.pages.watched import WatchedPage
 from tests.service.running import Service, running
 from tests.support.samples import checked, memory_plan

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from playwright.sync_api import Browser, expect
 
 from jobs.evaluation_metrics import CONFUSION, ConfusionMatrix
-from jobs.events import AnyFact, AttemptEnded, EvaluationFinished, JobCancelled, JobSucceeded, Sample
+from jobs.events import AnyFact, AttemptEnded, JobCancelled, JobSucceeded
+from jobs.trainer_facts import EvaluationFinished, Sample
 from jobs.verdict import Verdict
 from longhaul.main import main
 from service.pages.line_chart import FLAT, HEIGHT, MOST_TICKS, WIDTH, line_chart, ticks

@@ -15,13 +15,13 @@ from playwright.sync_api import Browser, expect
 from jobs import answers
 from jobs.answers import TrialStatus
 from jobs.disk.rundir import create
-from jobs.events import Fault
 from jobs.redis.store import submitted_of
 from jobs.spec import parse_spec
 from jobs.sweeps.directory import find
 from jobs.sweeps.events import SweepEnded, TrialEnded, TrialPruned, TrialStarted
 from jobs.sweeps.space import Value
 from jobs.sweeps.spec import SweepSpec
+from jobs.trainer_facts import Fault
 from service.pages.trial_charts import (
     HEIGHT,
     LINES_HEIGHT,

@@ -17,8 +17,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import BaseChanged, NotPrepared, Rejected
-from jobs.events import Adopted, CheckpointRejected, ModelLoaded
+from jobs.events import Adopted
 from jobs.spec import LoraMethod
+from jobs.trainer_facts import CheckpointRejected, ModelLoaded
 from tests.training.attempts import attempt, checkpoints, facts, finished, logged, same_tensors, trained
 from tests.training.checkpoints.damage import flip_a_bit
 from tests.training.conftest import RISING, WORDS, MakeRun

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from jobs.errors import Rejected
-from jobs.events import ModelLoaded
 from jobs.spec import LoraMethod
+from jobs.trainer_facts import ModelLoaded
 from tests.training.attempts import attempt, facts, finished, logged, same_tensors
 from tests.training.snippets import blocks, run_snippet
 from tests.training.tasks.classification import test_exactness, test_stages

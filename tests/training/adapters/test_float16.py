@@ -19,9 +19,10 @@ from transformers import AutoModelForCausalLM
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import Rejected
-from jobs.events import AnyFact, ModelLoaded, UpdateSkipped
+from jobs.events import AnyFact
 from jobs.gpus import REFERENCE
 from jobs.metrics import MetricRow
+from jobs.trainer_facts import ModelLoaded, UpdateSkipped
 from tests.support.samples import read_lines
 from tests.training.attempts import attempt, facts, finished, logged, same_tensors, trained
 from tests.training.forked import fork

@@ -17,18 +17,8 @@ from safetensors.torch import load_file
 from jobs.attempt import Heartbeat, TrainResult
 from jobs.disk.rundir import RunDir
 from jobs.errors import DiskFull, NoValidCheckpoint, Rejected
-from jobs.events import (
-    AttemptEnded,
-    AttemptStarted,
-    CheckpointRejected,
-    CheckpointSaved,
-    DiskLow,
-    EvaluationFinished,
-    JobPaused,
-    JobQueued,
-    JobResumed,
-    ModelLoaded,
-)
+from jobs.events import AttemptEnded, AttemptStarted, JobPaused, JobQueued, JobResumed
+from jobs.trainer_facts import CheckpointRejected, CheckpointSaved, DiskLow, EvaluationFinished, ModelLoaded
 from tests.support.machine import free_bytes
 from tests.support.samples import checked, prepared
 from tests.training.attempts import attempt, checkpoints, facts, finished, logged, same_tensors, trained

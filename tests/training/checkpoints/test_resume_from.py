@@ -18,20 +18,12 @@ import pytest
 from jobs.attempt import Finished
 from jobs.disk.rundir import RunDir
 from jobs.errors import DiskFull, NoValidCheckpoint, Rejected, StageError
-from jobs.events import (
-    Adopted,
-    EvaluationFinished,
-    JobCancelled,
-    JobChecked,
-    JobPaused,
-    JobQueued,
-    JobResumed,
-    ModelLoaded,
-)
+from jobs.events import Adopted, JobCancelled, JobChecked, JobPaused, JobQueued, JobResumed
 from jobs.plan import DataPlan, ModelPlan, SourceSummary, make_plan
 from jobs.spec import parse_spec
 from jobs.state import Stage
 from jobs.text.units import format_number
+from jobs.trainer_facts import EvaluationFinished, ModelLoaded
 from service.answers.wording import sentence
 from tests.support.machine import free_bytes
 from tests.support.samples import checked, prepared

@@ -12,8 +12,8 @@ from torch import nn
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import NonFinite
-from jobs.events import CheckpointSaved, DiskLow
 from jobs.spec import CheckpointSpec, TrainingSpec
+from jobs.trainer_facts import CheckpointSaved, DiskLow
 from tests.training.attempts import attempt, checkpoints, facts, same_tensors
 from tests.training.conftest import MakeRun
 from tests.training.killed_saves import killed_saves

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from jobs.events import CheckpointSaved
+from jobs.trainer_facts import CheckpointSaved
 from worker.training.doctor import exactness, machine, training
 from worker.training.doctor.exactness import GradientComparison, GradientError, compare
 from worker.training.doctor.finding import Examination

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelF
 
 from jobs.attempt import Finished, TrainResult
 from jobs.disk.rundir import RunDir
-from jobs.events import EvaluationFinished
 from jobs.generation import GenerateBody, Output, Sampling
+from jobs.trainer_facts import EvaluationFinished
 from tests.training.attempts import facts
 from tests.training.forked import fork
 from tests.training.generation.conftest import CHATS, CLASSES, FOXES, TrainedJobs

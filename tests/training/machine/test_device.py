@@ -15,7 +15,7 @@ import torch
 from jobs.attempt import Noted
 from jobs.disk.rundir import RunDir
 from jobs.errors import DeviceBusy
-from jobs.events import DeviceWaiting
+from jobs.trainer_facts import DeviceWaiting
 from worker.training.journal import Journal
 from worker.training.machine.device import gpu_id, hold_device, hold_gpu, hold_job
 from worker.training.stop import StopAsked, StopSignal

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from jobs.events import GpuProcess
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.text.units import GIB
+from jobs.trainer_facts import GpuProcess
 from tests.training.conftest import tiny_spec
 from tests.training.gpu_stand_in import UUID, library
 from tests.training.stepping import step_result

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from jobs.events import GpuProcess
 from jobs.text.units import GIB
+from jobs.trainer_facts import GpuProcess
 from worker.training.machine.out_of_memory import (
     LIBRARY_BYTES,
     Figures,

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from jobs.disk.rundir import RunDir
-from jobs.events import DeviceWaiting, GpuProcess
 from jobs.text.units import GIB
+from jobs.trainer_facts import DeviceWaiting, GpuProcess
 from tests.training.attempts import facts
 from tests.training.gpu_stand_in import UUID, hold, library
 from worker.training.journal import Journal

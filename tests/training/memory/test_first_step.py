@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from jobs.disk.rundir import RunDir
-from jobs.events import MemoryMeasured
 from jobs.text.units import GIB
+from jobs.trainer_facts import MemoryMeasured
 from tests.training.attempts import facts
 from tests.training.conftest import tiny_model, tiny_spec
 from tests.training.contexts import as_loaded, training_context

@@ -19,9 +19,9 @@ import pytest
 import torch
 
 from jobs.errors import OutOfMemory
-from jobs.events import GpuProcess, OomRecovered
 from jobs.memory_plan import Candidate, MemoryPlan
 from jobs.text.units import GIB
+from jobs.trainer_facts import GpuProcess, OomRecovered
 from tests.support.samples import dataset_summary
 from tests.training.attempts import attempt, facts
 from tests.training.conftest import MakeRun, tiny_model, tiny_spec

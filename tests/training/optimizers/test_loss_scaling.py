@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from jobs.errors import NonFinite, Rejected
-from jobs.events import OomRecovered
 from jobs.spec import LoraMethod
+from jobs.trainer_facts import OomRecovered
 from tests.training.conftest import tiny_model, tiny_spec
 from tests.training.contexts import as_loaded, training_context
 from tests.training.stepping import FailingAt, Noting, farthest, weights

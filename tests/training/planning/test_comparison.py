@@ -18,7 +18,7 @@ from jobs.comparison.answer import Cause, Comparison
 from jobs.comparison.compare import compare
 from jobs.comparison.facts import JobFacts
 from jobs.errors import DoesNotFit
-from jobs.events import Event, Fault, ModelLoaded
+from jobs.events import Event
 from jobs.gpus import GpuFacts
 from jobs.memory_plan import MemoryPlan
 from jobs.plan import DataPlan, ModelPlan, make_plan, resolve_dtype
@@ -26,6 +26,7 @@ from jobs.record import JobRecord
 from jobs.spec import parse_spec
 from jobs.state import Status
 from jobs.text.units import GIB, format_bytes
+from jobs.trainer_facts import Fault, ModelLoaded
 from tests.support.stack import ROOT
 from tests.training.planning.test_qwen import GPU, QWEN_7B
 from worker.training.planning import memory_plan as planner

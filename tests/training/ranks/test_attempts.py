@@ -12,8 +12,8 @@ import pytest
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import StageError
-from jobs.events import CheckpointSaved, ModelLoaded
 from jobs.reasons import Reason
+from jobs.trainer_facts import CheckpointSaved, ModelLoaded
 from tests.training.attempts import attempt, facts, finished, logged, same_tensors
 from tests.training.conftest import WORDS, MakeRun
 from tests.training.ranks.conftest import After, attempt_with, followers, signal_followers

@@ -9,10 +9,7 @@ from jobs.errors import Damaged
 from jobs.events import (
     AttemptEnded,
     AttemptStarted,
-    DeviceWaiting,
-    DiskLow,
     Event,
-    Fault,
     JobCancelled,
     JobFailed,
     JobPaused,
@@ -21,15 +18,15 @@ from jobs.events import (
     JobRepaired,
     JobSubmitted,
     JobSucceeded,
-    OomRecovered,
     TaskStarted,
     TaskSubmitted,
     TaskWaiting,
-)  # fmt: skip
+)
 from jobs.metrics import MetricRow
 from jobs.plan import limit_text
 from jobs.reasons import Reason
 from jobs.text.units import capitalized, format_bytes, format_duration, format_figure, format_number, format_share
+from jobs.trainer_facts import DeviceWaiting, DiskLow, Fault, OomRecovered
 from worker.sinks.base import SinkJob
 from worker.sinks.discord.limits import Embed, EmbedField, Payload, cut, fit
 from worker.sinks.wording import bar, change, code, plain

@@ -19,10 +19,7 @@ from jobs.errors import Damaged, UserError
 from jobs.events import (
     AttemptEnded,
     AttemptStarted,
-    DeviceWaiting,
-    DiskLow,
     Event,
-    Fact,
     JobCancelled,
     JobFailed,
     JobPaused,
@@ -32,15 +29,14 @@ from jobs.events import (
     JobResumed,
     JobSubmitted,
     JobSucceeded,
-    ModelLoaded,
-    OomRecovered,
     TaskStarted,
     TaskSubmitted,
     TaskWaiting,
-)  # fmt: skip
+)
 from jobs.metrics import MetricRow
 from jobs.sweeps.spec import SweepSpec
 from jobs.text.units import capitalized, format_parameters
+from jobs.trainer_facts import DeviceWaiting, DiskLow, Fact, ModelLoaded, OomRecovered
 from worker.sinks.base import DONE, Disabled, Later, Outcome, SinkJob, SinkSettings, SinkSweep
 from worker.sinks.curve import FILE_NAME, draw_job
 from worker.sinks.discord import embeds, sweeps

@@ -20,9 +20,7 @@ from typing import TypedDict, cast
 
 from jobs.events import (
     AttemptStarted,
-    EvaluationFinished,
     Event,
-    Fault,
     JobCancelled,
     JobFailed,
     JobPaused,
@@ -30,12 +28,12 @@ from jobs.events import (
     JobRepaired,
     JobSubmitted,
     JobSucceeded,
-    OomRecovered,
 )
 from jobs.integrations import WandbSpec
 from jobs.metrics import MetricRow
 from jobs.process.lifeline import tied_to_parent
 from jobs.text.units import format_duration, printable_document
+from jobs.trainer_facts import EvaluationFinished, Fault, OomRecovered
 from worker.child import ChildGone, JsonChild
 from worker.sinks.base import DONE, WANDB_URL, Later, Outcome, SinkJob, SinkSettings
 from worker.sinks.wandb.config import (

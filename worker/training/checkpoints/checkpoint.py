@@ -25,7 +25,7 @@ from safetensors import safe_open
 from jobs.disk.rundir import RunDir
 from jobs.errors import NoValidCheckpoint, Rejected
 from jobs.evaluation_metrics import cost_of
-from jobs.events import CheckpointRejected
+from jobs.trainer_facts import CheckpointRejected
 from jobs.verdict import Verdict
 from worker.training.checkpoints.evaluated import EvaluationRecord
 from worker.training.journal import Journal

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jobs.disk.files import write_atomically
 from jobs.disk.rundir import RunDir
-from jobs.events import ModelLoaded
+from jobs.trainer_facts import ModelLoaded
 from worker.training.checkpoints.checkpoint import best_first, newest_first
 
 FROM_SCRATCH = "from_scratch.json"

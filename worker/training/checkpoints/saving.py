@@ -24,8 +24,8 @@ import torch
 from jobs.disk.files import sync_folder
 from jobs.disk.rundir import RunDir
 from jobs.evaluation_metrics import EvaluationMetric, cost_of
-from jobs.events import CheckpointSaved, DiskLow
 from jobs.spec import CheckpointSpec
+from jobs.trainer_facts import CheckpointSaved, DiskLow
 from worker.training.checkpoints.checkpoint import (
     MANIFEST,
     OPTIMIZER,

@@ -12,10 +12,11 @@ import numpy as np
 from jobs.attempt import Phase
 from jobs.dataset_report import DatasetSummary, LengthSummary, Percentiles, SideLengths
 from jobs.disk.rundir import RunDir, create
-from jobs.events import AnyFact, JobSubmitted, ModelLoaded
+from jobs.events import AnyFact, JobSubmitted
 from jobs.memory_plan import MemoryPlan
 from jobs.plan import DataPlan, ModelPlan, make_plan
 from jobs.spec import JobSpec
+from jobs.trainer_facts import ModelLoaded
 from worker.training.dataset.data import Writer
 from worker.training.journal import Journal
 from worker.training.steps.order import MULTIPLE

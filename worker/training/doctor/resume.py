@@ -14,11 +14,12 @@ from pathlib import Path
 
 from jobs.attempt import Finished, Noted
 from jobs.disk.rundir import RunDir, create
-from jobs.events import CheckpointSaved, JobSubmitted, ModelLoaded
+from jobs.events import JobSubmitted
 from jobs.process.lifeline import PARENT_PID
 from jobs.reasons import Reason
 from jobs.spec import parse_spec
 from jobs.text.units import format_duration
+from jobs.trainer_facts import CheckpointSaved, ModelLoaded
 from worker.training.doctor.finding import Check, Examination, Finding, judge
 
 ROWS, STEPS, SAVE_EVERY = 160, 40, 5

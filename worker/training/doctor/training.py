@@ -16,7 +16,6 @@ import torch
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import Rejected
-from jobs.events import CheckpointSaved, DiskLow, OomRecovered
 from jobs.gpus import GpuFacts, peak_flops
 from jobs.memory_plan import MemoryPlan
 from jobs.spec import CheckpointSpec, JobSpec, parse_spec
@@ -31,6 +30,7 @@ from jobs.text.units import (
     format_parameters,
     format_share,
 )
+from jobs.trainer_facts import CheckpointSaved, DiskLow, OomRecovered
 from worker.training.checkpoints.checkpoint import MANIFEST, OPTIMIZER, WEIGHTS, folder_of
 from worker.training.checkpoints.saving import Saver, bytes_needed, write
 from worker.training.context import TrainingContext, set_up

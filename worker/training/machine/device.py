@@ -13,8 +13,8 @@ import torch
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import DeviceBusy
-from jobs.events import DeviceWaiting
 from jobs.text.units import format_duration
+from jobs.trainer_facts import DeviceWaiting
 from worker.training.journal import Journal
 from worker.training.machine.locks import gpu_lock, try_lock
 from worker.training.stop import StopSignal

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from jobs.events import GpuProcess
+from jobs.trainer_facts import GpuProcess
 
 LIBRARY = "libnvidia-ml.so.1"
 TEMPERATURE_OF_THE_GPU = 0

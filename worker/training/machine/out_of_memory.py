@@ -15,8 +15,8 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from jobs.events import GpuProcess
 from jobs.text.units import bytes_by_name
+from jobs.trainer_facts import GpuProcess
 from worker.training.journal import Journal
 from worker.training.machine.host import host_memory
 from worker.training.machine.usage import process_bytes

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from jobs.events import DeviceWaiting, GpuProcess
 from jobs.text.units import bytes_alike, format_bytes, format_duration
+from jobs.trainer_facts import DeviceWaiting, GpuProcess
 from worker.training.journal import Journal
 from worker.training.machine.device import gpu_id
 from worker.training.machine.nvml import NvmlGpu, open_gpu

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 import torch
 
-from jobs.events import MemoryMeasured
 from jobs.memory_plan import MemoryPlan
+from jobs.trainer_facts import MemoryMeasured
 from worker.training.dataset.data import Int64, Rows
 from worker.training.journal import Journal
 from worker.training.planning.alternatives import Alternatives

@@ -25,11 +25,11 @@ from typing import Any
 import torch
 
 from jobs.errors import OutOfMemory
-from jobs.events import OomRecovered
 from jobs.memory_plan import Candidate, MemoryPlan
 from jobs.plan import Plan
 from jobs.spec import JobSpec
 from jobs.text.units import bytes_alike, format_bytes
+from jobs.trainer_facts import OomRecovered
 from worker.training.context import TrainingContext
 from worker.training.dataset.data import Int64, Rows
 from worker.training.machine.out_of_memory import KINDS, MemoryShortage, figures, is_out_of_memory

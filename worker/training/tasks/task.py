@@ -14,9 +14,9 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from jobs.evaluation_metrics import ConfusionMatrix, EvaluationMetric, LabelPlan
-from jobs.events import Sample
 from jobs.plan import DataPlan
 from jobs.spec import DataSpec
+from jobs.trainer_facts import Sample
 from worker.training.dataset.data import Int64, Rows
 from worker.training.dataset.encoding import RowTask
 from worker.training.dataset.tokens import TokenizerState

@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import Rejected
-from jobs.events import EvaluationFinished
 from jobs.preview import DataPreview
+from jobs.trainer_facts import EvaluationFinished
 from tests.training.attempts import attempt, facts, logged, same_tensors, trained
 from tests.training.stepping import Noting
 from tests.training.tasks.causal.families import FAMILIES, VOCABULARY, config_of, model_of

@@ -18,9 +18,9 @@ from transformers import AutoModelForSequenceClassification
 from jobs.disk.rundir import RunDir
 from jobs.errors import BadData, NotPrepared, Rejected
 from jobs.evaluation_metrics import CONFUSION, ConfusionMatrix
-from jobs.events import EvaluationFinished
 from jobs.preview import DataPreview
 from jobs.spec import parse_spec
+from jobs.trainer_facts import EvaluationFinished
 from tests.training.attempts import attempt, facts, finished, same_tensors, trained
 from tests.training.killed_attempts import killed_attempts
 from tests.training.snippets import blocks, run_snippet

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Tokenizer
 
-from jobs.events import EvaluationFinished
+from jobs.trainer_facts import EvaluationFinished
 from tests.training.attempts import attempt, facts
 from tests.training.workplace import EXAMPLES, Workplace
 from tests.training.workplace import of_rows as of_rows

@@ -17,7 +17,7 @@ from torch._functorch.compilers import nop
 
 from jobs.attempt import Heartbeat
 from jobs.disk.rundir import RunDir
-from jobs.events import ModelLoaded
+from jobs.trainer_facts import ModelLoaded
 from tests.training.attempts import attempt, facts, finished
 from tests.training.conftest import tiny_model
 from tests.training.tasks.seq2seq.comparison import SHAPES, by_us, distances, draw_batch, run_by

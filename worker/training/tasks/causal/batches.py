@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from jobs.events import Sample
+from jobs.trainer_facts import Sample
 from worker.training.dataset.data import Int64, Rows
 from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.causal.fused import learned_evaluated, learned_loss_sum
