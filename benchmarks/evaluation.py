@@ -62,10 +62,9 @@ def main(argv: list[str]) -> int:
 def job(file: Path, rate: float, epochs: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """What a whole job says of its model."""
     from benchmarks.corpus import prepared_job
-    from worker.training.journal import Journal
+    from worker.training.journal import Journal, StopSignal
     from worker.training.readme import evaluations_of
     from worker.training.settings import TrainerSettings
-    from worker.training.stop import StopSignal
     from worker.training.train import train
 
     with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:

@@ -55,7 +55,7 @@ from jobs.trainer_facts import OomRecovered
 from tests.support.samples import dataset_summary
 from tests.training.contexts import as_loaded, training_context
 from worker.training import loop
-from worker.training.adapters.registry import method_of
+from worker.training.adapters.lora import method_of
 from worker.training.dataset.data import PreparedDataset, Writer
 from worker.training.journal import Journal
 from worker.training.machine.out_of_memory import MemoryShortage

@@ -29,7 +29,7 @@ from longhaul.demo import run_demo
 from worker.training.doctor.random_t5 import SHAPES
 from worker.training.planning.budget import find_budget
 from worker.training.planning.memory_plan import plan_memory
-from worker.training.planning.picture import draw
+from worker.training.planning.stages import draw
 from worker.training.tasks.seq2seq.task import Seq2Seq
 
 KEYS = ("memory-xl-32gb.png", "loss.png")

@@ -57,6 +57,7 @@ from worker.training.doctor.exactness import SDPA
 from worker.training.doctor.job import ListeningJournal, make_run
 from worker.training.doctor.measured_steps import Stepping, Steps, sample_gradient
 from worker.training.evaluate import evaluate
+from worker.training.journal import StopSignal
 from worker.training.machine.numerics import prepare_device
 from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.planning.alternatives import Alternatives
@@ -65,7 +66,6 @@ from worker.training.planning.ladder import Setting
 from worker.training.planning.memory_plan import CONTEXT_BYTES, plan_memory
 from worker.training.result import write_result
 from worker.training.steps.shape import MicroBatchShape
-from worker.training.stop import StopSignal
 from worker.training.tasks.causal import builtin
 from worker.training.tasks.seq2seq import builtin as builtin_t5
 from worker.training.tasks.task import Task

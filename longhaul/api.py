@@ -15,11 +15,15 @@ Unreachable when there is no answer.
 
 from __future__ import annotations
 
+import codecs
+import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+
+import requests
 
 from jobs.answers import (
     Checkpoint,
@@ -44,8 +48,9 @@ from jobs.answers import (
     TrialList,
     WorkerList,
 )
-from longhaul import follow, transfer, trying
-from longhaul.connection import DEFAULT_URL, ApiError, Connection, Unreachable, part
+from jobs.state import Status, is_open
+from longhaul import transfer
+from longhaul.connection import CONNECT_S, DEFAULT_URL, ApiError, Connection, RetryPolicy, Unreachable, part
 from longhaul.transfer import Progress
 
 __all__ = ["DEFAULT_URL", "ApiError", "Longhaul", "Unreachable"]
@@ -196,7 +201,7 @@ class Longhaul:
         `on_trouble` is told once per outage. Raises ApiError when the service refuses (no such job, wrong key),
         Unreachable when nobody answers to begin with.
         """
-        return follow.follow_events(self._connection, job, after=after, on_trouble=on_trouble)
+        return follow_events(self._connection, job, after=after, on_trouble=on_trouble)
 
     def metrics(
         self,
@@ -227,7 +232,7 @@ class Longhaul:
 
     def follow_logs(self, job: str, *, tail: int = 200, on_trouble: Callable[[str], None] = _quiet) -> Iterator[str]:
         """The end of the trainer's log and what is added to it, live, to the job's end; across outages, as `events`."""
-        return follow.follow_log(self._connection, job, tail=tail, on_trouble=on_trouble)
+        return follow_log(self._connection, job, tail=tail, on_trouble=on_trouble)
 
     def plan(self, job: str) -> JsonObject:
         """plan.json: what check or prepare found out. ApiError `no_plan` before that."""
@@ -286,7 +291,7 @@ class Longhaul:
         `on_part` is called with (type, data) of the parts as they come: `waiting`, `loading`, `loaded`, `text` (a piece
         of `text` by `model`), `output`. Raises ApiError, also in the middle, and Unreachable: ask again.
         """
-        return trying.generate(self._connection, job, body, on_part)
+        return generate(self._connection, job, body, on_part)
 
     def exports(self, job: str) -> Sequence[Export]:
         """Formats that are there, complete and verified, and what was asked for in the last minutes."""
@@ -384,3 +389,136 @@ class Longhaul:
             return bool(self._connection.json(dict, "GET", "/health/ready", repeatable=False))
         except (ApiError, Unreachable):
             return False
+
+
+# -- following -----------------------------------------------------------------------------------------------
+
+
+SILENCE_S = 60.0
+"""The service sends a comment every 15 s; a stream of events that is silent for longer than this is dead."""
+LAST_EVENTS = frozenset(f"job.{status}" for status in Status if status.terminal)
+
+
+def follow_events(
+    connection: Connection, job: str, *, after: int, on_trouble: Callable[[str], None]
+) -> Iterator[ShownEvent]:
+    """Events above number `after`, to the job's last. Raises Unreachable when nobody answers to begin with."""
+    address, patience = f"/jobs/{part(job)}", RetryPolicy(on_trouble)
+    connection.answer("GET", address)
+    while True:
+        try:
+            headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
+            with connection.stream(f"{address}/events", silence_s=SILENCE_S, headers=headers) as answer:
+                if answer.status_code == 204:
+                    return
+                for event in _frames(answer):
+                    patience.well()
+                    after = event["number"]
+                    yield event
+                    if event["type"] in LAST_EVENTS:
+                        return
+            # Closed before the job's last event: the service stops, or a proxy did not want to wait.
+        except (requests.RequestException, Unreachable, ApiError) as error:
+            patience.trouble(error)
+        patience.pause()
+
+
+def follow_log(connection: Connection, job: str, *, tail: int, on_trouble: Callable[[str], None]) -> Iterator[str]:
+    """The last `tail` lines of the trainer's log, then what is added to it, to the end of the job.
+
+    Pages say where in the file they end; a log that is followed does not, and secrets are left out of both. So after a
+    break it is read again from the last place that is known, and what was shown is passed over. Raises Unreachable when
+    nobody answers to begin with.
+    """
+    patience = RetryPolicy(on_trouble)
+    text = codecs.getincrementaldecoder("utf-8")("replace")  # a character may be cut in two
+    address, place, shown = f"/jobs/{part(job)}", {"tail": tail}, 0
+    connection.answer("GET", address)
+    while True:
+        try:
+            # Asked first: what was written until then is read below.
+            ended = not is_open(connection.json(Job, "GET", address)["status"])
+            before = None
+            while place != before:
+                page = connection.answer("GET", f"{address}/logs", params=place)
+                before, place = place, {"offset": int(page.headers["X-Next-Offset"])}
+                yield text.decode(page.content[shown:])
+                shown = max(0, shown - len(page.content))
+            if ended:
+                return
+            shown = 0
+            follow = {**place, "follow": "true"}
+            with connection.stream(f"{address}/logs", silence_s=SILENCE_S, params=follow) as answer:
+                for content in _until_lost(answer):
+                    patience.well()
+                    shown += len(content)
+                    yield text.decode(content)
+        except (requests.RequestException, Unreachable, ApiError) as error:
+            patience.trouble(error)
+        patience.pause()
+
+
+def _until_lost(answer: requests.Response) -> Iterator[bytes]:
+    """What comes, until it ends in whatever way: a log may be silent for longer than anybody listens."""
+    try:
+        yield from answer.iter_content(chunk_size=None)
+    except requests.RequestException:
+        return
+
+
+def _frames(answer: requests.Response) -> Iterator[ShownEvent]:
+    """Parsed `data` of each event. Lines as bytes: text would be split at every Unicode line separator, too."""
+    for line in answer.iter_lines(chunk_size=None):
+        if line.startswith(b"data:"):
+            yield json.loads(line[5:])
+
+
+# -- asking a model ------------------------------------------------------------------------------------------
+
+
+ANSWER_SILENCE_S = 900.0
+"""Until another byte: others may come first, and a large model takes a while to load."""
+OnPart = Callable[[str, Mapping[str, Any]], object]
+
+
+def generate(connection: Connection, job: str, body: Mapping[str, Any], on_part: OnPart) -> Generation:
+    """The answer; `on_part` is told of its parts (`waiting`, `loading`, `loaded`, `text`, `output`) as they come: of a
+    beam search, which cannot be streamed, `text` and `output` at the end.
+
+    Raises ApiError, also in the middle; Unreachable where the connection breaks: ask again.
+    """
+    path = f"/jobs/{part(job)}/generate"
+    if body.get("num_beams", 1) != 1:
+        whole = connection.json(Generation, "POST", path, json=body, timeout=(CONNECT_S, ANSWER_SILENCE_S))
+        for output in whole["outputs"]:
+            if output["labels"] is None:
+                on_part("text", {"model": output["model"], "index": output["index"], "text": output["text"]})
+            on_part("output", output)
+        return whole
+    try:
+        with connection.stream(
+            path, silence_s=ANSWER_SILENCE_S, method="POST", json={**body, "stream": True}
+        ) as answer:
+            for type, data in _parts(answer):
+                if type == "error":
+                    error = data["error"]
+                    raise ApiError(
+                        error["message"], status=data["status"], code=error["code"], param=error["param"],
+                        hint=error.get("hint"),
+                    )  # fmt: skip
+                if type == "done":
+                    return cast(Generation, data)
+                on_part(type, data)
+    except requests.RequestException as error:
+        raise Unreachable(f"no answer from {connection.url} ({error.__class__.__name__})") from error
+    raise Unreachable(f"{connection.url} broke the answer off")
+
+
+def _parts(answer: requests.Response) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Type and data of each event. Lines as bytes: text would be split at every Unicode line separator, too."""
+    type = ""
+    for line in answer.iter_lines(chunk_size=None):
+        if line.startswith(b"event: "):
+            type = line[7:].decode()
+        elif line.startswith(b"data: "):
+            yield type, json.loads(line[6:])

@@ -17,7 +17,7 @@ from jobs.redis.requests import Answers, Requests
 from jobs.redis.store import Store
 from jobs.version import VERSION
 from service import errors
-from service.answers.wording import UNWORDED
+from service.answers.conversion import UNWORDED
 from service.edge.auth import AccessLog, BearerKey, RequestMetrics
 from service.edge.body import BodyTimeout
 from service.edge.headers import PublicPath, SecurityHeaders
@@ -38,13 +38,11 @@ from service.reading.stream import Streams, frame, unread_frame
 from service.routes import (
     comparisons,
     datasets,
-    exports,
     generation,
     health,
     jobs,
     new_job,
     pages,
-    reports,
     results,
     series,
     sign_in,
@@ -129,8 +127,8 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.include_router(jobs.plan_routes(actions))
     app.include_router(comparisons.comparison_routes(actions, kept))
     app.include_router(results.routes(actions, kept))
-    app.include_router(exports.export_routes(exported))
-    app.include_router(reports.report_routes(actions, kept, render))
+    app.include_router(results.export_routes(exported))
+    app.include_router(results.report_routes(actions, kept, render))
     app.include_router(generation.routes(actions, asking, streams, keep_alive_s=settings.keep_alive_s))
     app.include_router(datasets.routes(actions, uploads))
     app.include_router(health.worker_routes(store))

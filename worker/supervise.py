@@ -13,18 +13,22 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.synchronize import Event
+from types import TracebackType
+from typing import Self
 
 from jobs.attempt import Activity, CheckResult, Finished, Noted, PrepareResult
 from jobs.disk.files import append_line
 from jobs.disk.rundir import RunDir, last_metrics
 from jobs.errors import Conflict, Damaged, NewerFormat, NotFound, StoreUnavailable
 from jobs.events import AnyFact, AttemptEnded, AttemptStarted, JobChecked, JobPrepared, JobQueued, JobValidated
+from jobs.frozen import Empty
 from jobs.gpu_needs import GpuNeeds
-from jobs.gpus import GPU
-from jobs.heartbeat import Gpu, TrainWorker
+from jobs.gpus import GPU, GpuFacts
+from jobs.heartbeat import Gpu, TrainWorker, Worker
 from jobs.memory_plan import TEST_LIMIT
 from jobs.process.logs import JOB
 from jobs.reasons import Reason
@@ -32,14 +36,13 @@ from jobs.record import JobRecord
 from jobs.redis.connection import Tickets
 from jobs.redis.store import Store
 from jobs.redis.workers import lease_token
+from jobs.spec import JobSpec
 from jobs.state import Requested, Stage, Status
 from jobs.trainer_facts import Fault
 from jobs.version import VERSION, library_versions
 from worker.ending import ending, unfinished
 from worker.engines.process import EngineProcess
 from worker.gpu import NoGpu, usable_gpu
-from worker.lease import Lease
-from worker.planned_gpu import planned_device, planned_gpu
 from worker.settings import WorkerSettings
 from worker.trainer import Starter, Trainer, here
 
@@ -374,3 +377,94 @@ def show_latest(store: Store, run: RunDir, seen: int, scratch_attempt: int) -> i
         except StoreUnavailable as error:
             log.warning("job %s: latest metrics not shown (%s)", run.id, error)
     return size
+
+
+# -- the GPU that a job is planned for -----------------------------------------------------------------------
+
+
+def trainers_for(store: Store, spec: JobSpec) -> list[Worker]:
+    """The train workers of the job's engine, or of our own machines."""
+    try:
+        workers = store.workers.all()
+    except StoreUnavailable as error:
+        log.warning("time and memory are planned without knowing the GPUs: %s", error)
+        return []
+    return [each for each in workers if each.stage == Stage.TRAIN and each.engine == spec.resources.engine]
+
+
+def planned_device(store: Store, spec: JobSpec) -> str | None:
+    """`cpu` or `cuda`: what the nodes of the job's engine have. None: as this machine."""
+    trainers = trainers_for(store, spec) if spec.resources.engine is not None else []
+    return next((each.device for each in trainers), None)
+
+
+def planned_gpu(store: Store, spec: JobSpec) -> GpuFacts | None:
+    """The GPU that a job is planned for: of those that its train workers report and that meet `resources`, the largest,
+    and of these one with native bf16, the fastest, and the one whose host has the most memory. None: there is none.
+
+    A job that needs native bf16 gets one without only where there is no other: *check* then refuses it.
+    """
+    return max(_fitting(store, spec), key=_best, default=None)
+
+
+def _fitting(store: Store, spec: JobSpec) -> list[GpuFacts]:
+    trainers = trainers_for(store, spec)
+    if any(each.device == "cuda" and each.gpu is None for each in trainers):
+        return []
+    needs = GpuNeeds.of(spec.resources, Empty())
+    reported = [each.gpu.facts for each in trainers if each.gpu is not None]
+    fitting = [gpu for gpu in reported if needs.unmet(gpu) is None]
+    return [gpu for gpu in fitting if gpu.native_bf16] or fitting if spec.needs_native_bf16 else fitting
+
+
+def _best(gpu: GpuFacts) -> tuple[int, bool, float, int, int]:
+    return gpu.memory_bytes, gpu.native_bf16, gpu.peak_flops or 0.0, gpu.host_memory_bytes or 0, gpu.count
+
+
+# -- the lease -----------------------------------------------------------------------------------------------
+
+
+lease_log = logging.getLogger("longhaul.lease")
+RENEW_S = 5.0
+
+
+class Lease:
+    """Holds the lease `token` on `job`. With Redis away it continues: then the trainer's lock decides."""
+
+    def __init__(self, store: Store, job: str, token: str) -> None:
+        self.job = job
+        self.token = token
+        self._store = store
+        self._lost = threading.Event()
+        self._done = threading.Event()
+        renew = partial(copy_context().run, self._renew)  # what it logs is about the same job
+        self._thread = threading.Thread(target=renew, name=f"lease-{job}", daemon=True)
+
+    @property
+    def lost(self) -> bool:
+        """Another worker holds the job now."""
+        return self._lost.is_set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop_renewing()
+
+    def stop_renewing(self) -> None:
+        """Before the lease is released, so that a late renewal cannot take it again."""
+        self._done.set()
+        self._thread.join()
+
+    def _renew(self) -> None:
+        while not self._done.wait(RENEW_S):
+            try:
+                if not self._store.renew(self.job, self.token):
+                    lease_log.error("job %s: another worker holds its lease", self.job)
+                    self._lost.set()
+                    return
+            except StoreUnavailable as error:
+                lease_log.warning("job %s: lease not renewed, continuing (%s)", self.job, error)

@@ -101,7 +101,7 @@ end
 # - `in_work(stage)`: of *check* and *prepare* the job that a worker has had longest, and for how many whole
 #   minutes; '': none for a minute
 # - `reports()`: heartbeats of train workers in one JSON list
-# - `needs(id)`: ms that it still needs, as `jobs/estimate.py` says; and, if there is one, the Unix ms of the row of
+# - `needs(id)`: ms that it still needs, as `jobs/record.py` says; and, if there is one, the Unix ms of the row of
 #   metrics from which they count
 # - `estimate()`: the same two by id, for the first jobs that wait for a GPU, from what each is expected to need, what
 #   those on a GPU have left, and which GPUs train workers have: each job takes the one that is free first, of those

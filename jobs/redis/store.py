@@ -27,13 +27,12 @@ from jobs.disk.event_log import Decision, event_log
 from jobs.disk.files import read_regular
 from jobs.disk.rundir import RunDir
 from jobs.errors import Damaged, NotFound, StoreUnavailable
-from jobs.estimate import left_s
 from jobs.events import AnyFact, AttemptStarted, Event, JobSubmitted
 from jobs.gpu_needs import GpuNeeds
 from jobs.heartbeat import TrainWorker
 from jobs.metrics import MetricRow
 from jobs.plan import CheckSummary
-from jobs.record import JobRecord, fold
+from jobs.record import JobRecord, fold, left_s
 from jobs.redis import queries, scripts
 from jobs.redis.connection import Scripts, Tickets, reachable
 from jobs.redis.maintenance import Maintenance

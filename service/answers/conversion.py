@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
+from prometheus_client import Counter
+
 from jobs.answers import Hyperparameters, Job, JobActivity, JobGpu, JobList, Page, Progress, ShownEvent
 from jobs.attempt import PHASE_WORDS, Activity
-from jobs.estimate import left_s, present
 from jobs.events import Event
 from jobs.metrics import MetricRow
-from jobs.record import JobRecord
+from jobs.record import JobRecord, left_s, present
 from jobs.redis.store import RawJob, StoredJob
 from jobs.state import DAMAGED, Requested, Status
 from service.answers import JOB, JOB_LIST
-from service.answers.wording import sentence
+
+log = logging.getLogger("longhaul.service")
+UNWORDED = Counter(
+    "longhaul_events_unworded", "Events shown as raw JSON because they could not be worded.", registry=None
+)
+
+
+def sentence(event: Event) -> str:
+    """What happened, in plain words, with the figures that matter; an event without words for it as it is."""
+    try:
+        return event.sentence
+    except Exception:  # a mistake of ours: nobody who follows may be cut off by it
+        log.exception("job %s: event %d cannot be worded and is shown as raw JSON", event.job, event.number)
+        UNWORDED.inc()
+        return f"{event.type} {event.fact.model_dump_json(exclude={'type'})}"
+
 
 List = TypeVar("List", bound=Page)
 

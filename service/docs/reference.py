@@ -16,7 +16,7 @@ from jobs.redis.gauges import Snapshot
 from jobs.spec import JobSpec
 from jobs.sweeps.spec import SweepSpec
 from jobs.text.schemas import REQUIRED, Schema, keys, line, part, values
-from service.answers.wording import UNWORDED
+from service.answers.conversion import UNWORDED
 from service.edge.auth import RequestMetrics
 from service.openapi.documented import MEANINGS, error_answer
 from service.routes import health

@@ -5,10 +5,13 @@ and docker-compose.training.yml; `--check` compares them instead.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
+from textwrap import TextWrapper
 
-from service.docs import reference, settings_files
+from jobs.integrations import variables
+from service.docs import reference
 from service.main import create_app
 from service.settings import ServiceSettings
 
@@ -19,11 +22,11 @@ EXAMPLE, COMPOSE = ".env.example", "docker-compose.training.yml"
 def files() -> dict[str, str]:
     """The text of each file, by its path in the repository."""
     app = create_app(ServiceSettings())
-    example = settings_files.env_example((ROOT / EXAMPLE).read_text())
+    example = env_example((ROOT / EXAMPLE).read_text())
     return {
         "docs/openapi.json": json.dumps(app.openapi(), indent=1, ensure_ascii=False) + "\n",
         EXAMPLE: example,
-        COMPOSE: settings_files.compose((ROOT / COMPOSE).read_text()),
+        COMPOSE: compose((ROOT / COMPOSE).read_text()),
     } | {f"docs/reference/{name}": text for name, text in reference.pages(app, example).items()}
 
 
@@ -43,6 +46,31 @@ def main(arguments: list[str]) -> int:
         done = "run `make openapi` and look at the difference" if name in made else "delete it: nothing writes it"
         print(f"{name} is not what the code says: {done}", file=sys.stderr)
     return 1 if differ else 0
+
+
+_SECTION = "# Where reports go\n"
+_WIDTH = 140
+_PUBLISH = re.compile(r"(\n  publish:.*\n(?:    .*\n)*?    environment:\n      <<: \*places\n)(?:      \w+: .*\n)+")
+
+
+def env_example(text: str) -> str:
+    """`.env.example`, with their section as they are declared."""
+    comment = TextWrapper(_WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+    section = "".join(f"{comment.fill(each.meaning)}\n{each.name}=\n" for each in variables())
+    return _replaced(re.compile(f"({_SECTION})(?:.+\\n)+"), section, text)
+
+
+def compose(text: str) -> str:
+    """`docker-compose.training.yml`, with what the container *publish* is given."""
+    names = [*(each.name for each in variables()), "LONGHAUL_PUBLIC_URL"]
+    return _replaced(_PUBLISH, "".join(f"      {name}: ${{{name}:-}}\n" for name in names), text)
+
+
+def _replaced(pattern: re.Pattern[str], lines: str, text: str) -> str:
+    """The text with these lines behind the first group of the pattern, which it has once."""
+    made, count = pattern.subn(lambda found: found[1] + lines, text)
+    assert count == 1, f"{pattern.pattern!r} is there {count} times"
+    return made
 
 
 if __name__ == "__main__":

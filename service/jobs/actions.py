@@ -17,8 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from jobs.disk.event_log import Decision, event_log
 from jobs.disk.removal import move_away, remove
-from jobs.disk.repair import Repair, repair
-from jobs.disk.rundir import RunDir, last_metrics
+from jobs.disk.rundir import Repair, RunDir, last_metrics, repair
 from jobs.errors import Conflict, Damaged, NotFound, Recovering, StoreUnavailable
 from jobs.events import AnyFact, Event, JobPaused, JobPauseRequested, JobPauseWithdrawn, JobPriorityChanged, JobResumed
 from jobs.frozen import Part

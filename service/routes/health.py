@@ -20,11 +20,10 @@ from prometheus_client.registry import Collector
 from jobs import answers
 from jobs.disk.files import probe
 from jobs.errors import Recovering, StoreUnavailable
-from jobs.estimate import present
 from jobs.frozen import Frozen
 from jobs.heartbeat import Worker
 from jobs.metrics import MetricRow
-from jobs.record import JobRecord
+from jobs.record import JobRecord, present
 from jobs.redis.gauges import Gauges, Snapshot
 from jobs.redis.store import Store
 from jobs.redis.workers import Workers

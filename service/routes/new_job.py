@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Literal
+
 from fastapi import APIRouter, Request, Response
 
 from jobs import answers
@@ -18,7 +21,6 @@ from service.answers.conversion import job_answer
 from service.files.uploads import Uploads
 from service.jobs.actions import Actions
 from service.pages.job_form import changes, fields, filled_in, groups, in_fields
-from service.pages.models_to_try import MODELS_TO_TRY, RECOGNIZERS, RowKind, kind_of
 from service.pages.render import Renderer
 from service.routes.pages import page_routes
 
@@ -122,3 +124,37 @@ def _changed(source: answers.Job | None, checked: answers.Job | None) -> list[tu
     """What a clone has changed so far."""
     specs: list[JobSpec] = [each["spec"] for each in (source, checked) if each and each["spec"]]
     return changes(*specs) if len(specs) == 2 else []
+
+
+RowKind = Literal["labels", "whole", "pairs"]
+"""Texts with labels; chats and plain text, learned as a whole; inputs with targets."""
+RECOGNIZERS = ("builtin:roberta-tiny", "builtin:qwen-tiny")
+"""Whose tasks together recognize all rows: a classifier those with labels, a language model the others."""
+MODELS_TO_TRY: Mapping[RowKind, Mapping[str, str]] = {
+    "labels": {
+        "answerdotai/ModernBERT-base": "0.15 B, long texts",
+        "FacebookAI/roberta-base": "0.12 B",
+        "builtin:roberta-tiny": "tiny, to try things out",
+    },
+    "whole": {
+        "Qwen/Qwen3-0.6B": "0.6 B",
+        "Qwen/Qwen3-4B": "4 B",
+        "Qwen/Qwen2.5-7B-Instruct": "7.6 B, with LoRA",
+        "builtin:qwen-tiny": "tiny, to try things out",
+    },
+    "pairs": {
+        "google/flan-t5-base": "0.25 B",
+        "google/flan-t5-xl": "2.8 B",
+        "Qwen/Qwen3-0.6B": "0.6 B, a language model",
+        "builtin:t5-tiny": "tiny, to try things out",
+    },
+}
+"""By name, with what tells them apart; the first one is taken where nobody chooses."""
+
+
+def kind_of(plan: Plan, preview: DataPreview) -> RowKind:
+    """What the rows of a checked job were taken for; where it writes, `labels_noticed` says that its targets look like
+    labels."""
+    if plan.task == "classification" or preview.labels_noticed:
+        return "labels"
+    return "whole" if preview.sources[0].input is None else "pairs"

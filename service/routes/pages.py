@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
@@ -19,7 +20,7 @@ from jobs import answers
 from jobs.dataset_report import DatasetReport
 from jobs.errors import Damaged, LonghaulError, NotFound
 from jobs.evaluation_metrics import CONFUSION, ConfusionMatrix
-from jobs.events import EVENT_TYPES
+from jobs.events import EVENT_TYPES, Event
 from jobs.heartbeat import device_of
 from jobs.plan import CheckSummary, Plan
 from jobs.preview import FILE as PREVIEW
@@ -28,13 +29,12 @@ from jobs.redis.queries import Filter
 from jobs.redis.store import RawJob
 from service.answers.conversion import event_answer, job_answer
 from service.errors import invalid_response, longhaul_error_response, wants_page
-from service.files.confined import files_of
+from service.files.confined import Found, files_of
 from service.files.uploads import Uploads
 from service.jobs.actions import Actions
 from service.jobs.checkpoints import checkpoints_of, why_no_model
 from service.jobs.exports import Exports
 from service.pages.job_story import JobStory, side_by_side, story_of
-from service.pages.listings import KINDS, EventKind, folders_of, newest_of
 from service.pages.render import Renderer, is_encrypted
 from service.pages.report import PICTURES, if_whole
 from service.reading.metric_series import SeriesCache
@@ -316,3 +316,70 @@ def _events(
     found = actions.events(job["id"], after=first, limit=last - first) if last > first else []
     shown, more = newest_of(kind, found, limit)
     return {"events": [event_answer(event) for event in shown], "earlier": more or (first + 1 if first else None)}
+
+
+EventKind = Literal["", "warnings", "job", "attempts", "evaluations", "checkpoints", "memory"]
+KINDS: Mapping[EventKind, str] = {
+    "": "all", "warnings": "warnings and errors", "job": "job", "attempts": "attempts", "evaluations": "evaluations",
+    "checkpoints": "checkpoints", "memory": "memory and disk",
+}  # fmt: skip
+"""With their titles."""
+_SUBJECTS: Mapping[str, EventKind] = {
+    "job": "job", "steps": "job", "attempt": "attempts", "task": "attempts", "device": "attempts", "model": "attempts",
+    "update": "attempts", "evaluation": "evaluations", "checkpoint": "checkpoints", "memory": "memory", "oom": "memory",
+    "disk": "memory",
+}  # fmt: skip
+"""The kind of each first part of a type."""
+
+
+@dataclass(frozen=True)
+class ListedFile:
+    """A file of the run directory."""
+
+    path: str
+    """Relative to the run directory."""
+    bytes: int
+    changed_at: float
+
+    @property
+    def name(self) -> str:
+        """Without its folder."""
+        return self.path.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class FileFolder:
+    """The files of one folder, without those of folders in it."""
+
+    path: str
+    """Relative to the run directory; empty: the run directory itself."""
+    files: tuple[ListedFile, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of all of them."""
+        return sum(each.bytes for each in self.files)
+
+
+def folders_of(files: Iterable[Found]) -> list[FileFolder]:
+    """The files by folder, the run directory's own first, the others in order of path."""
+    found: dict[str, list[ListedFile]] = {}
+    for file in files:
+        listed = ListedFile(file.path, file.status.st_size, file.status.st_mtime)
+        found.setdefault(file.path.rpartition("/")[0], []).append(listed)
+    return [FileFolder(path, tuple(found[path])) for path in sorted(found)]
+
+
+def kind_of(event_type: str) -> EventKind:
+    """Of a type of event, such as `checkpoint.saved`. KeyError: there is no such type."""
+    return _SUBJECTS[event_type.partition(".")[0]]
+
+
+def newest_of(kind: EventKind, events: Sequence[Event], limit: int) -> tuple[list[Event], int | None]:
+    """The newest events of a kind, newest first; and the number before which there are more, if there are any."""
+    found = [
+        event
+        for event in reversed(events)
+        if not kind or (event.fact.level != "info" if kind == "warnings" else kind_of(event.type) == kind)
+    ]
+    return found[:limit], found[limit - 1].number if len(found) > limit else None

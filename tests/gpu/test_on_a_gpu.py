@@ -20,10 +20,9 @@ from jobs.errors import NonFinite
 from jobs.trainer_facts import ModelLoaded, OomRecovered
 from tests.training.attempts import facts, finished
 from tests.training.conftest import CONFIG, MakeRun, tiny_model, write_model
-from worker.training.journal import Journal
+from worker.training.journal import Journal, StopSignal
 from worker.training.network.model import load
 from worker.training.settings import TrainerSettings
-from worker.training.stop import StopSignal
 from worker.training.tasks.seq2seq.batches import PairBatch
 from worker.training.tasks.seq2seq.task import Seq2Seq
 from worker.training.train import train

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.disk.repair import repair
-from jobs.disk.rundir import RunDir
+from jobs.disk.rundir import RunDir, repair
 from jobs.errors import Damaged, NewerFormat
 from jobs.events import JobSubmitted
 from jobs.state import Status

@@ -28,7 +28,7 @@ from jobs.spec import JobSpec, ResourcesSpec, parse_spec
 from jobs.state import Stage
 from jobs.text.units import GIB
 from tests.support.samples import STARTED, checked, heartbeat, memory_plan, prepared, time_summary
-from worker.planned_gpu import planned_gpu
+from worker.supervise import planned_gpu
 
 SMALL = GpuFacts("NVIDIA GeForce RTX 4090", 24_564 * 2**20)
 LARGE = REFERENCE

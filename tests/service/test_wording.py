@@ -9,7 +9,7 @@ from jobs.events import AnyFact, AttemptEnded, Event, JobSucceeded, TaskStarted,
 from jobs.reasons import Reason
 from jobs.trainer_facts import EvaluationFinished, Fault, MemoryPlanned, OomRecovered
 from jobs.verdict import ConfidenceInterval, Verdict
-from service.answers.wording import sentence
+from service.answers.conversion import sentence
 from tests.support.samples import prepared
 
 BARE = OomRecovered(step=1234, micro_batch_before=8, micro_batch_after=4, message="no", milliseconds_lost=812.5)

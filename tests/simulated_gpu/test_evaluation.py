@@ -23,9 +23,8 @@ from jobs.trainer_facts import DeviceWaiting, EvaluationFinished, OomRecovered
 from tests.training.attempts import facts, finished
 from tests.training.conftest import MakeRun, write_model
 from tests.training.workplace import Workplace, pairs
-from worker.training.journal import Journal
+from worker.training.journal import Journal, StopSignal
 from worker.training.settings import TrainerSettings
-from worker.training.stop import StopSignal
 from worker.training.train import train
 
 pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(1200)]

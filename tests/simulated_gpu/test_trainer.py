@@ -17,11 +17,10 @@ from jobs.trainer_facts import DeviceWaiting, ModelLoaded, OomRecovered
 from tests.simulated_gpu.trainers import train
 from tests.training.attempts import checkpoints, facts, finished
 from tests.training.conftest import MakeRun, write_model
-from worker.training.journal import Journal
+from worker.training.journal import Journal, StopSignal
 from worker.training.machine.out_of_memory import MemoryShortage
 from worker.training.memory.hard_limit import gpu_fraction, on_gpu
 from worker.training.settings import TrainerSettings
-from worker.training.stop import StopSignal
 from worker.training.train import train as train_here
 
 pytestmark = [pytest.mark.simulated_gpu, pytest.mark.timeout(1200)]

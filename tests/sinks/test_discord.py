@@ -11,8 +11,7 @@ from typing import Any, Self
 import pytest
 
 from jobs.disk.event_log import event_line
-from jobs.disk.repair import repair
-from jobs.disk.rundir import RunDir
+from jobs.disk.rundir import RunDir, repair
 from jobs.events import (
     AnyFact,
     AttemptEnded,

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs.disk.repair import repair
-from jobs.disk.rundir import RunDir, truncate_metrics
+from jobs.disk.rundir import RunDir, repair, truncate_metrics
 from jobs.events import AttemptEnded, AttemptStarted, JobFailed, JobPaused, JobPauseRequested, JobQueued, JobResumed
 from jobs.trainer_facts import Fault, OomRecovered
 from tests.service.damage import destroyed

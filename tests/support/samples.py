@@ -14,7 +14,6 @@ from pydantic import BaseModel
 from jobs.dataset_report import DatasetReport, DatasetSummary, LengthSummary, Percentiles, PreparedSummary, SideLengths
 from jobs.disk.files import read_regular, whole_lines
 from jobs.disk.rundir import RunDir
-from jobs.estimate import left_s
 from jobs.events import (
     Adopted,
     AnyFact,
@@ -36,7 +35,7 @@ from jobs.metrics import MetricRow
 from jobs.plan import CheckSummary, DataPlan, ModelPlan, Resolved, TimeSummary, make_plan
 from jobs.preview import DataPreview, RowPreview, SourcePreview
 from jobs.reasons import Reason
-from jobs.record import JobRecord
+from jobs.record import JobRecord, left_s
 from jobs.redis.store import Store
 from jobs.text.units import GIB
 from jobs.trainer_facts import Fact, Fault

@@ -13,9 +13,8 @@ from jobs.disk.rundir import RunDir
 from jobs.events import AnyFact
 from jobs.metrics import MetricRow
 from tests.support.samples import read_lines
-from worker.training.journal import Journal
+from worker.training.journal import Journal, StopSignal
 from worker.training.settings import TrainerSettings
-from worker.training.stop import StopSignal
 from worker.training.train import train
 
 Kind = TypeVar("Kind")

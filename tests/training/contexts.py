@@ -12,7 +12,7 @@ from jobs.disk.rundir import RunDir
 from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
 from jobs.spec import JobSpec
 from tests.training.attempts import StopAt
-from worker.training.adapters.registry import method_of
+from worker.training.adapters.lora import method_of
 from worker.training.checkpoints.checkpoint import TrainState
 from worker.training.context import TrainingContext
 from worker.training.dataset.data import PreparedDataset

@@ -15,10 +15,9 @@ from tests.training.conftest import MakeRun
 from tests.training.contexts import plan_of
 from tests.training.killed_attempts import killed_attempts
 from worker.training.checkpoints.checkpoint import TrainState
-from worker.training.due import Due
 from worker.training.pace import Durations, Pace
 from worker.training.row_figures import file_of
-from worker.training.run_length import RunLength
+from worker.training.run_length import Due, RunLength
 from worker.training.tasks.seq2seq.batches import PairBatch
 
 SHORT: dict[str, Any] = {

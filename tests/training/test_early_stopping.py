@@ -15,8 +15,7 @@ from tests.training.attempts import attempt, checkpoints, facts, finished, logge
 from tests.training.conftest import MakeRun
 from tests.training.killed_attempts import killed_attempts
 from worker.training import train
-from worker.training.checkpoints.checkpoint import STATE, TrainState
-from worker.training.checkpoints.evaluated import EvaluationRecord, newest_is_best, stops
+from worker.training.checkpoints.checkpoint import STATE, EvaluationRecord, TrainState, newest_is_best, stops
 from worker.training.evaluate import Evaluation, evaluate
 
 WORSE: dict[str, Any] = {

@@ -20,10 +20,10 @@ from worker.training import evaluate as evaluate_module
 from worker.training.checkpoints.checkpoint import TrainState
 from worker.training.dataset.data import PreparedDataset, Writer
 from worker.training.evaluate import Evaluation, evaluate
+from worker.training.journal import StopAsked
 from worker.training.loop import accumulate
 from worker.training.network.model import LoadedModel, load
 from worker.training.steps.shape import MicroBatchShape, SafeSize
-from worker.training.stop import StopAsked
 from worker.training.tasks.evaluated import Evaluated
 from worker.training.tasks.seq2seq.batches import PairBatch
 from worker.training.tasks.seq2seq.task import Seq2Seq

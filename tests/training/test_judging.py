@@ -16,7 +16,7 @@ from tests.training.attempts import attempt, facts, trained
 from tests.training.conftest import VALIDATION_ROWS, MakeRun
 from tests.training.workplace import Workplace, pairs
 from tests.training.workplace import of_rows as of_rows
-from worker.training.dataset.evaluation_rows import evaluation_rows
+from worker.training.dataset.split import evaluation_rows
 from worker.training.row_figures import file_of
 from worker.training.scores import statistics
 from worker.training.scores.texts import text_statistics

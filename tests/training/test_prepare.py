@@ -28,8 +28,8 @@ from tests.training.workplace import of_rows as of_rows
 from worker.training import prepare
 from worker.training.dataset import assembly, inspection
 from worker.training.dataset.data import EARLIER_FORMAT
-from worker.training.dataset.evaluation_rows import evaluation_rows
 from worker.training.dataset.report import Lengths, bins, commonest, draw, figure_of
+from worker.training.dataset.split import evaluation_rows
 from worker.training.dataset.tokens import WordTokens
 from worker.training.rows.row_filter import Seen
 from worker.training.rows.sources import DataFile

@@ -17,8 +17,7 @@ from jobs.spec import parse_spec
 from jobs.state import Stage
 from tests.sinks import story
 from tests.support.samples import STARTED, checked, prepared
-from worker.lease import Lease
-from worker.supervise import follow, show_activity, show_latest
+from worker.supervise import Lease, follow, show_activity, show_latest
 from worker.trainer import Trainer
 from worker.warm import OwnProcess
 

@@ -19,8 +19,7 @@ from jobs.state import Stage
 from tests.support.redis_server import RedisServer
 from tests.support.samples import heartbeat, memory_plan, prepared, time_summary
 from tests.support.stack import Stack, tiny_job
-from worker.planned_gpu import planned_device, planned_gpu
-from worker.supervise import stage_outcome
+from worker.supervise import planned_device, planned_gpu, stage_outcome
 
 ANY = parse_spec({"data": {"train": "rows.jsonl"}})
 

@@ -8,8 +8,7 @@ import pytest
 
 from jobs.attempt import Finished, Noted
 from jobs.disk.files import append_line
-from jobs.disk.repair import repair
-from jobs.disk.rundir import RunDir
+from jobs.disk.rundir import RunDir, repair
 from jobs.events import AnyFact, AttemptEnded, JobCancelled, JobPaused, JobQueued, JobResumed, JobSucceeded
 from jobs.state import Status
 from jobs.trainer_facts import CheckpointSaved

@@ -30,10 +30,9 @@ from jobs.process.lifeline import PARENT_PID, tie_to_parent
 from jobs.process.secrets import HUB
 from jobs.reasons import Reason
 from jobs.text.units import format_bytes
-from worker.training.journal import Journal, end_if_over, unfenced
+from worker.training.journal import Journal, StopSignal, end_if_over, unfenced
 from worker.training.machine.host import CHECK_S, limit_memory, limit_process
 from worker.training.settings import TrainerSettings, from_environment
-from worker.training.stop import StopSignal
 
 log = logging.getLogger("longhaul.trainer")
 OOM_SCORE = Path("/proc/self/oom_score_adj")

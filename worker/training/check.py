@@ -15,7 +15,7 @@ import numpy as np
 from jobs.attempt import CheckResult
 from jobs.companions import LEFT_OUT, NO_COMPANIONS, CompanionColumns, UnreadColumn
 from jobs.disk.rundir import RunDir
-from jobs.errors import BadData, DoesNotFit, Rejected
+from jobs.errors import BadData, DoesNotFit, Mistakes, Rejected
 from jobs.plan import CheckSummary, DataPlan, ModelPlan, SourcePlan, make_plan, resolve_dtype
 from jobs.preview import LABELS_SHOWN, DataPreview, SourcePreview, of_rows
 from jobs.spec import JobSpec
@@ -40,7 +40,6 @@ from worker.training.dataset.inspection import (
 from worker.training.dataset.preview import preview_rows, rewriter_of
 from worker.training.dataset.split import auto_fraction, split
 from worker.training.journal import Journal
-from worker.training.mistakes import Mistakes
 from worker.training.models import hub
 from worker.training.models.model_files import find_folder, names_folder, readable_config, validate_folder
 from worker.training.planning.stages import plan_stage

@@ -15,15 +15,14 @@ from jobs.plan import Plan
 from jobs.spec import JobSpec
 from jobs.trainer_facts import ModelLoaded
 from worker.training import start
-from worker.training.adapters.registry import method_of
+from worker.training.adapters.lora import method_of
 from worker.training.checkpoints import checkpoint
 from worker.training.checkpoints.checkpoint import TrainState
 from worker.training.checkpoints.pruning import clean, start_from_scratch
 from worker.training.checkpoints.saving import Saver
 from worker.training.dataset.data import PreparedDataset, Rows
-from worker.training.due import Due
 from worker.training.gpu_speed import GpuSpeed
-from worker.training.journal import Journal
+from worker.training.journal import Journal, StopSignal
 from worker.training.machine.out_of_memory import MemoryProbe
 from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.machine.usage import Cache
@@ -33,11 +32,10 @@ from worker.training.optimizers.loss_scaling import LossScaling
 from worker.training.optimizers.optimizer import Optimizer, make_optimizer
 from worker.training.pace import Pace
 from worker.training.ranks.ranks import Alone, Ranks
-from worker.training.run_length import RunLength, noted_correction, seconds_spent, stopwatch
+from worker.training.run_length import Due, RunLength, noted_correction, seconds_spent, stopwatch
 from worker.training.steps import order
 from worker.training.steps.order import StepOrder, mixture_of
 from worker.training.steps.randomness import init_seed, seed_step
-from worker.training.stop import StopSignal
 from worker.training.tasks.registry import task_of
 from worker.training.tasks.task import Task
 from worker.training.window import Meter

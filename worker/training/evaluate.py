@@ -21,7 +21,7 @@ from jobs.verdict import Base, BaseDifference, ConfidenceInterval
 from worker.training import row_figures
 from worker.training.context import TrainingContext
 from worker.training.dataset.data import Int64, Rows
-from worker.training.dataset.evaluation_rows import evaluation_rows
+from worker.training.dataset.split import evaluation_rows
 from worker.training.machine.out_of_memory import KINDS, MemoryShortage
 from worker.training.memory.recovery import Pass, others_left, release_memory
 from worker.training.optimizers.loss_scaling import BEYOND_FLOAT16

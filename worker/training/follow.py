@@ -24,7 +24,7 @@ from jobs.plan import Plan
 from worker.training import start
 from worker.training.context import Trainable, load_trainable, order_of
 from worker.training.dataset.data import Rows
-from worker.training.journal import Journal
+from worker.training.journal import Journal, StopSignal
 from worker.training.loop import one_pass, update
 from worker.training.machine.device import hold_device
 from worker.training.machine.numerics import prepare_device
@@ -41,7 +41,6 @@ from worker.training.settings import TrainerSettings
 from worker.training.steps.order import StepOrder
 from worker.training.steps.randomness import seed_step
 from worker.training.steps.shape import SafeSize
-from worker.training.stop import StopSignal
 
 
 def follow(run: RunDir, settings: TrainerSettings, journal: Journal, stop: StopSignal, rank: int) -> int:

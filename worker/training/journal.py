@@ -1,4 +1,5 @@
-"""How a trainer speaks to its supervisor: one line a write in its attempt file (architecture.md: Trainer).
+"""How a trainer speaks to its supervisor: one line a write in its attempt file (architecture.md: Trainer). SIGTERM asks
+it to stop.
 
 Every phase is announced by a heartbeat as it begins, and writes one at least every `BEAT_S` seconds *of progress*:
 call `progress` whenever something was achieved; it decides whether a line is due.
@@ -8,11 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import statistics
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from jobs.attempt import Finished, Heartbeat, Noted, Phase, Result
 from jobs.disk.files import LineWriter
@@ -123,3 +126,30 @@ class Journal:
         self._lines.write(line, keep=not isinstance(line, Heartbeat))
         if isinstance(line, Finished):
             self._lines.close()
+
+
+# -- being asked to stop -------------------------------------------------------------------------------------
+
+
+class StopAsked(Exception):
+    """Raised where a trainer looks and has been asked to stop. The last step is whole; other work may not be."""
+
+
+class StopSignal:
+    """Remembers a SIGTERM; a second one changes nothing. Make it early, in the main thread: loading takes a while."""
+
+    def __init__(self) -> None:
+        self._signalled = False
+        signal.signal(signal.SIGTERM, self._on_signal)
+
+    def asked(self) -> bool:
+        """Whether to finish the step, save and leave."""
+        return self._signalled
+
+    def raise_if_asked(self) -> None:
+        """Raise StopAsked if asked."""
+        if self.asked():
+            raise StopAsked
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signalled = True

@@ -20,7 +20,7 @@ from jobs.trainer_facts import EvaluationFinished, Sample
 from jobs.version import VERSION
 from worker.training.adapters.method import BaseModel, Method
 from worker.training.context import TrainingContext
-from worker.training.dataset.evaluation_rows import evaluation_rows
+from worker.training.dataset.split import evaluation_rows
 from worker.training.network.model import generation_settings, sampling_settings
 
 POINTS = 12

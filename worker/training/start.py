@@ -26,7 +26,7 @@ from jobs.spec import JobSpec
 from jobs.text.units import GIB, bytes_alike, format_bytes
 from jobs.trainer_facts import MemoryPlanned
 from worker.training.dataset.data import PreparedDataset
-from worker.training.journal import Journal
+from worker.training.journal import Journal, StopSignal
 from worker.training.machine.device import has_native_bf16
 from worker.training.machine.host import host_memory
 from worker.training.machine.out_of_memory import KINDS, is_of_host, is_out_of_memory, message_of
@@ -37,7 +37,6 @@ from worker.training.planning.budget import HOST_RESERVE, on_gpu
 from worker.training.planning.ladder import Setting
 from worker.training.planning.memory_plan import fallbacks
 from worker.training.steps.shape import MicroBatchShape
-from worker.training.stop import StopSignal
 
 log = logging.getLogger("longhaul.trainer")
 

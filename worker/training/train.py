@@ -19,11 +19,11 @@ from jobs.reasons import Reason
 from jobs.trainer_facts import EvaluationFinished, UpdateSkipped
 from worker.training import start
 from worker.training.checkpoints import checkpoint
-from worker.training.checkpoints.evaluated import EvaluationRecord, better_step, newest_is_best
+from worker.training.checkpoints.checkpoint import EvaluationRecord, better_step, newest_is_best
 from worker.training.checkpoints.saving import is_saved
 from worker.training.context import TrainingContext, set_up
 from worker.training.evaluate import evaluate
-from worker.training.journal import Journal
+from worker.training.journal import Journal, StopAsked, StopSignal
 from worker.training.loop import steps
 from worker.training.machine.device import hold_device, hold_job
 from worker.training.machine.numerics import prepare_device
@@ -37,7 +37,6 @@ from worker.training.ranks.ranks import Alone, Ranks
 from worker.training.readme import evaluations_of
 from worker.training.result import write_result
 from worker.training.settings import TrainerSettings
-from worker.training.stop import StopAsked, StopSignal
 from worker.training.window import ProgressLog, is_fragmented
 
 INTERRUPTED = 75

@@ -9,9 +9,8 @@ import torch
 from jobs.disk.rundir import RunDir
 from jobs.errors import NotPrepared, Rejected
 from jobs.plan import Plan
-from worker.training.adapters.lora import ADAPTER, ADAPTER_CONFIG
+from worker.training.adapters.lora import ADAPTER, ADAPTER_CONFIG, method_of
 from worker.training.adapters.method import Full, Method
-from worker.training.adapters.registry import method_of
 from worker.training.checkpoints.checkpoint import WEIGHTS, restore_weights, verify
 from worker.training.models.manifest import delivered
 from worker.training.network.model import LoadedModel, load

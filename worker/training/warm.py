@@ -42,7 +42,7 @@ MODULES = (
     "transformers.models.qwen2.modeling_qwen2",
     "transformers.models.roberta.modeling_roberta",
     "transformers.models.t5.modeling_t5",
-    "worker.training.adapters.registry",
+    "worker.training.adapters.lora",
     "worker.training.dataset.data",
     "worker.training.generation.serving",
     "worker.training.optimizers.adamw",

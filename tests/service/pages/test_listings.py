@@ -7,7 +7,7 @@ from pathlib import Path
 from jobs.events import EVENT_TYPES, Event, JobQueued
 from jobs.trainer_facts import CheckpointSaved, DiskLow, Fact
 from service.files.confined import files_of
-from service.pages.listings import KINDS, folders_of, kind_of, newest_of
+from service.routes.pages import KINDS, folders_of, kind_of, newest_of
 
 
 def event(number: int, fact: Fact) -> Event:

@@ -24,7 +24,7 @@ from jobs.spec import parse_spec
 from jobs.state import Stage
 from jobs.text.units import format_number
 from jobs.trainer_facts import EvaluationFinished, ModelLoaded
-from service.answers.wording import sentence
+from service.answers.conversion import sentence
 from tests.support.machine import free_bytes
 from tests.support.samples import checked, prepared
 from tests.training.attempts import attempt, checkpoints, facts, finished, logged, same_tensors, trained

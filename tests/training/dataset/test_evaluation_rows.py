@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from worker.training.dataset.evaluation_rows import evaluation_rows
+from worker.training.dataset.split import evaluation_rows
 
 
 def test_all_rows_are_looked_at_in_order() -> None:

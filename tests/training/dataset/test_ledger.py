@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.training.dataset.ledger import Ledger
+from worker.training.dataset.data import Ledger
 
 NAMES = ("one", "two")
 

@@ -31,7 +31,7 @@ from tests.training.tasks.causal.families import config_of, model_of
 from tests.training.tasks.seq2seq import families as encoder_decoders
 from tests.training.workplace import Workplace
 from tests.training.workplace import of_rows as of_rows
-from worker.training.export import ctranslate2_folder, export, gguf_file, llama_cpp
+from worker.training.export import ctranslate2_folder, export, gguf_file
 from worker.training.export.export import export as make
 from worker.training.export.formats import EXACT
 from worker.training.export.held_out import held_out
@@ -258,7 +258,7 @@ def test_another_order_of_rows_in_gguf_is_refused(workplace: Workplace, monkeypa
     with pytest.raises(Rejected, match=r"llama.cpp .* opens the export, but gives a held-out token"):
         make(run, Journal(run.attempt_file("export")), GGUF, "f32")
     monkeypatch.undo()
-    monkeypatch.setattr(llama_cpp.Runtime, "_tokens", lambda self, text: [1, 2, 3])
+    monkeypatch.setattr(gguf_file.Runtime, "_tokens", lambda self, text: [1, 2, 3])
     with pytest.raises(Rejected, match="cuts a held-out text into 3 tokens"):
         make(run, Journal(run.attempt_file("export")), GGUF, "f32")
 

@@ -16,9 +16,8 @@ from jobs.attempt import Noted
 from jobs.disk.rundir import RunDir
 from jobs.errors import DeviceBusy
 from jobs.trainer_facts import DeviceWaiting
-from worker.training.journal import Journal
+from worker.training.journal import Journal, StopAsked, StopSignal
 from worker.training.machine.device import gpu_id, hold_device, hold_gpu, hold_job
-from worker.training.stop import StopAsked, StopSignal
 
 
 def test_a_job_has_one_trainer(make_run: Callable[..., RunDir]) -> None:

@@ -14,11 +14,10 @@ from jobs.text.units import GIB
 from jobs.trainer_facts import DeviceWaiting, GpuProcess
 from tests.training.attempts import facts
 from tests.training.gpu_stand_in import UUID, hold, library
-from worker.training.journal import Journal
+from worker.training.journal import Journal, StopAsked, StopSignal
 from worker.training.machine import process_monitor
 from worker.training.machine.nvml import NvmlGpu, open_gpu
 from worker.training.machine.process_monitor import OtherProcessesUse, ProcessMonitor
-from worker.training.stop import StopAsked, StopSignal
 
 CPU = torch.device("cpu")
 PYTHON = GpuProcess(pid=4711, name="python3", memory_bytes=28 * GIB)

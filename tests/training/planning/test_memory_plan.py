@@ -31,8 +31,7 @@ from worker.training.dataset.data import PreparedDataset
 from worker.training.planning.alternatives import Alternatives
 from worker.training.planning.budget import Budget, find_budget, on_gpu
 from worker.training.planning.memory_plan import fallbacks, plan_memory
-from worker.training.planning.picture import draw, figure_of
-from worker.training.planning.stages import is_current
+from worker.training.planning.stages import draw, figure_of, is_current
 from worker.training.start import apply_fallbacks
 from worker.training.tasks.causal.task import Causal
 from worker.training.tasks.seq2seq import builtin

@@ -11,9 +11,8 @@ import pytest
 
 from jobs.disk.rundir import RunDir
 from tests.training.attempts import logged
-from worker.training.journal import Journal
+from worker.training.journal import Journal, StopSignal
 from worker.training.settings import TrainerSettings
-from worker.training.stop import StopSignal
 from worker.training.train import train
 
 

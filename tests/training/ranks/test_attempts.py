@@ -20,8 +20,8 @@ from tests.training.ranks.conftest import After, attempt_with, followers, signal
 from tests.training.workplace import Workplace
 from worker.training.context import TrainingContext
 from worker.training.evaluate import Evaluation, evaluate
+from worker.training.journal import StopSignal
 from worker.training.ranks import leader
-from worker.training.stop import StopSignal
 
 PLAIN = {
     "training": {"epochs": 4, "dropout": 0.0}, "evaluation": {"every_steps": 10, "samples": 0},

@@ -21,11 +21,11 @@ from tests.support.samples import QUEUED, STARTED
 from worker.engines.bucket import Bucket
 from worker.engines.bucket_box import BoxStorage
 from worker.engines.bucket_copies import LARGE
-from worker.engines.bucket_node import NodeStorage
 from worker.engines.bucket_stores import receive_stores
 from worker.engines.copied_file import by_node
 from worker.engines.engine import EngineRefused, EngineUnavailable
 from worker.engines.handover import Handover, NodeReport, Orders
+from worker.engines.node import NodeStorage
 
 TOKEN = "0123456789abcdef"
 
@@ -342,7 +342,7 @@ def test_of_two_starts_at_the_same_moment_one_goes_on(places: Places, monkeypatc
         again.pull(second.path)
         receive_stores(bucket, run)
 
-    monkeypatch.setattr("worker.engines.bucket_node.receive_stores", meanwhile)
+    monkeypatch.setattr("worker.engines.node.receive_stores", meanwhile)
     places.at_node.pull(places.node.path)
     for storage, run in ((again, second), (places.at_node, places.node)):
         storage.push(run.path)

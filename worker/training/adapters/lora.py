@@ -21,9 +21,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from jobs.errors import Rejected
-from jobs.spec import ALL_LINEAR, LoraMethod
+from jobs.memory_plan import DType
+from jobs.spec import ALL_LINEAR, FullMethod, JobSpec, LoraMethod
 from worker.training.adapters.merging import Merged, adapted_layers
-from worker.training.adapters.method import BaseModel, Method, dtype_name
+from worker.training.adapters.method import BaseModel, Full, Method, dtype_name
 from worker.training.machine.host import Endless, cpu_limit
 from worker.training.models.layout import reject_tensors
 from worker.training.models.model_files import CONFIG
@@ -469,3 +470,14 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(before)
+
+
+# -- the method of a job -------------------------------------------------------------------------------------
+
+
+def method_of(spec: JobSpec, dtype: DType) -> Method:
+    """`method` of a job, as the trainer asks it; `dtype`: of its model, as planned."""
+    planned: torch.dtype = getattr(torch, dtype)
+    if isinstance(spec.method, FullMethod):
+        return Full(planned, evaluated=spec.kind == "evaluate")
+    return Lora(spec.method, planned)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -24,10 +24,10 @@ from safetensors import safe_open
 
 from jobs.disk.rundir import RunDir
 from jobs.errors import NoValidCheckpoint, Rejected
-from jobs.evaluation_metrics import cost_of
+from jobs.evaluation_metrics import cost_of, is_better
+from jobs.spec import EarlyStoppingSpec
 from jobs.trainer_facts import CheckpointRejected
 from jobs.verdict import Verdict
-from worker.training.checkpoints.evaluated import EvaluationRecord
 from worker.training.journal import Journal
 from worker.training.models.model_files import SINGLE
 from worker.training.optimizers.optimizer import Optimizer
@@ -263,3 +263,47 @@ def _reject(run: RunDir, folder: Path, error: ValueError, journal: Journal) -> N
     renamed = folder.with_name(f"rejected-{folder.name}")
     shutil.rmtree(renamed, ignore_errors=True)
     os.rename(folder, renamed)
+
+
+# -- the evaluations so far ----------------------------------------------------------------------------------
+
+
+class EvaluationRecord(BaseModel):
+    """What one evaluation measured. Checkpoints hold it: a run that was killed decides as one that was not."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    step: int
+    loss: float
+    metrics: dict[str, float] = {}
+
+    def cost(self, metric: str) -> float | None:
+        """By this metric, lower is better; None where it was not computed."""
+        return cost_of(metric, self.loss, self.metrics)
+
+
+def newest_is_best(evaluations: Sequence[EvaluationRecord], metric: str) -> bool:
+    """Whether the newest one is better than every other."""
+    *before, newest = (each.cost(metric) for each in evaluations)
+    return is_better(newest, min((each for each in before if each is not None), default=None))
+
+
+def better_step(evaluations: Sequence[EvaluationRecord], metric: str, than: float) -> int | None:
+    """The step whose evaluation is the best, where that is better than this cost; None: there is none. There is no
+    checkpoint of step 0, so it does not count."""
+    found = None
+    for each in evaluations:
+        if each.step and (cost := each.cost(metric)) is not None and is_better(cost, than):
+            found, than = each.step, cost
+    return found
+
+
+def stops(evaluations: Sequence[EvaluationRecord], rule: EarlyStoppingSpec, metric: str) -> bool:
+    """Whether so many evaluations in a row were not better, by more than `min_delta`, than the best before them."""
+    best, waited = None, 0
+    for each in evaluations:
+        if (cost := each.cost(metric)) is None:  # of a version that did not compute it
+            continue
+        better = best is None or cost < best - rule.min_delta
+        best, waited = (cost, 0) if better else (best, waited + 1)
+    return waited >= rule.patience

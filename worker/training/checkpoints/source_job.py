@@ -17,8 +17,7 @@ from jobs.errors import Damaged, NotFound, Rejected
 from jobs.memory_plan import OptimizerName
 from jobs.plan import DataPlan, Plan, SourceSummary, most_steps
 from jobs.spec import BUILTIN_MODELS, JobSpec
-from worker.training.checkpoints.checkpoint import TrainState, check_order, newest_first, verify
-from worker.training.checkpoints.evaluated import stops
+from worker.training.checkpoints.checkpoint import TrainState, check_order, newest_first, stops, verify
 from worker.training.dataset.data import PARTS, SIDES
 from worker.training.steps.learning_rate import Correction, learning_rate
 

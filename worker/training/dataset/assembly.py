@@ -28,9 +28,8 @@ from jobs.text.units import GIB
 from worker.training.dataset import report
 from worker.training.dataset.data import SIDES, WHOLE_TARGETS, WORK, Int64, Writer
 from worker.training.dataset.encoding import EncodedBlock, LabelReport
-from worker.training.dataset.evaluation_rows import evaluation_rows
 from worker.training.dataset.report import IN_FULL, IN_SUMMARY, Lengths, full_report, summary
-from worker.training.dataset.split import shared_inputs, split
+from worker.training.dataset.split import evaluation_rows, shared_inputs, split
 from worker.training.machine.host import ended_by_limit
 from worker.training.rows.row import RowCounts
 from worker.training.rows.row_filter import DUPLICATE, Rejection, Seen, UInt64

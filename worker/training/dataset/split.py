@@ -1,4 +1,4 @@
-"""Which rows are trained on, and which are held out."""
+"""Which rows are trained on, which are held out, and which of these an evaluation looks at."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jobs.errors import BadData
+from jobs.plan import RowChoice
 from jobs.text.units import format_number, format_share
 from worker.training.dataset.data import Int64
 from worker.training.rows.row_filter import UInt64
@@ -95,3 +96,17 @@ def _refused(what: str, hint: str) -> BadData:
 def shared_inputs(keys: UInt64, parts: dict[str, Int64]) -> int:
     """Validation rows whose input is in training as well: with another target, or written a little differently."""
     return int(np.isin(keys[parts["validation"]], keys[parts["train"]]).sum())
+
+
+_SEED = 22
+
+
+def evaluation_rows(rows: int, most: int, choice: RowChoice) -> Int64:
+    """At most so many of these rows: in order where all are, else `random` ones in random order, or the `first`.
+
+    Always the same ones: neither the job nor its seed matters, so that jobs are compared over the same rows. Fewer of
+    them are the first of these; and most stay where rows are added at the end.
+    """
+    if most >= rows or choice == "first":
+        return np.arange(min(most, rows))
+    return np.argsort(np.random.default_rng(_SEED).random(rows), kind="stable")[:most]

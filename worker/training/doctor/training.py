@@ -40,13 +40,13 @@ from worker.training.doctor.job import ListeningJournal, Widths, make_run
 from worker.training.doctor.measured_steps import Stepping, Steps, sample_gradient, wait_for
 from worker.training.doctor.random_t5 import SHAPES, checkpoint_bytes, write_checkpoint
 from worker.training.doctor.report import MOST_MFU
+from worker.training.journal import StopSignal
 from worker.training.loop import accumulate
 from worker.training.machine.numerics import prepare_device
 from worker.training.machine.process_monitor import ProcessMonitor
 from worker.training.network import guards
 from worker.training.planning.budget import Budget, find_budget, on_gpu
 from worker.training.planning.memory_plan import CONTEXT_BYTES, plan_memory
-from worker.training.stop import StopSignal
 from worker.training.tasks.compiled import set_dropout
 from worker.training.tasks.seq2seq.compiled import CompiledBlocks
 from worker.training.tasks.seq2seq.task import Seq2Seq

@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import shutil
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,7 +19,7 @@ import torch
 
 from jobs.disk.files import replace_folder, restore_folder, write_synced
 from jobs.disk.rundir import RunDir
-from jobs.errors import DeviceBusy, DiskFull, Rejected
+from jobs.errors import DeviceBusy, DiskFull, NotPrepared, Rejected
 from jobs.export import (
     EXPORTS,
     REPORT,
@@ -25,17 +27,22 @@ from jobs.export import (
     ExportedFile,
     ExportFormat,
     ExportReport,
+    FinishedModel,
     Verification,
     dtypes_of,
     unsupported_text,
     wrong_dtype,
 )
+from jobs.plan import Plan
+from jobs.spec import FullMethod, JobSpec
 from jobs.text.units import bytes_alike, format_figure, format_number
 from jobs.version import VERSION
 from worker.training.adapters.lora import Widened
 from worker.training.adapters.merging import Merged, computed_merged
-from worker.training.export import ctranslate2_folder, gguf_file, opened
-from worker.training.export.formats import Format, Unsupported
+from worker.training.checkpoints.tensorfile import write_tensors
+from worker.training.dataset.data import PreparedDataset
+from worker.training.export import ctranslate2_folder, gguf_file
+from worker.training.export.formats import EXACT, Format, Scores, Unsupported
 from worker.training.export.held_out import (
     Float64,
     HeldOutRow,
@@ -43,14 +50,155 @@ from worker.training.export.held_out import (
     held_out,
     log_probabilities,
 )
-from worker.training.export.subject import CPU, Subject, adapter_source, merged_source
 from worker.training.journal import Journal
 from worker.training.machine.locks import try_lock
 from worker.training.machine.usage import Cache
-from worker.training.models.manifest import README, describe
-from worker.training.network.model import LoadedModel
+from worker.training.models.manifest import MANIFEST, README, delivered, describe
+from worker.training.models.model_files import GENERATION_CONFIG, SINGLE, SMALL, read_config
+from worker.training.network.model import LoadedModel, write_model
 from worker.training.readme import base_model, exported
 from worker.training.result import check_merged
+from worker.training.start import open_stores
+from worker.training.tasks.registry import task_of
+from worker.training.tasks.task import Config, Task
+from worker.training.trained import adapters_of, load_delivered
+
+CPU = torch.device("cpu")
+
+
+# -- what is exported ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A finished job, and what there is of its model."""
+
+    run: RunDir
+    spec: JobSpec
+    plan: Plan
+    data: PreparedDataset
+    base: Path
+    """The folder of the prepared model."""
+    adapters: Path | None
+    """Folder of the adapters that were trained; None: all weights were."""
+    merged: bool
+    """Whether model/ is the whole model."""
+
+    @classmethod
+    def of(cls, run: RunDir, journal: Journal) -> Subject:
+        """Raises Rejected (`no_model`, `model_damaged`, `not_prepared`)."""
+        delivered(run, journal.progress)
+        spec, plan = run.spec(), run.plan()
+        lora = not isinstance(spec.method, FullMethod)
+        try:
+            base, data = open_stores(run, plan, journal, weights=lora)
+        except NotPrepared as error:
+            raise Rejected(
+                f"{error}; without them nothing can be compared",
+                code="not_prepared",
+                hint=f"`longhaul clone {run.id}` prepares the same again; cancel the new job once it is prepared",
+            ) from error
+        merged = (run.model / SINGLE).exists()
+        return cls(run, spec, plan, data, base, adapters_of(run), merged)
+
+    @property
+    def finished(self) -> FinishedModel:
+        """What decides which formats it has."""
+        config = read_config(self.run.model if self.merged else self.base, "its model")
+        return FinishedModel.of(self.run.id, self.spec, self.plan.task, config["model_type"])
+
+    def opened(self, *, unmerged: bool) -> LoadedModel:
+        """The trained model, loaded with the guards of training, and computed as transformers does."""
+        return load_delivered(self.run, task_of(self.spec, self.plan.task, self.plan.data), CPU, unmerged=unmerged)
+
+
+def merged_source(subject: Subject, loaded: LoadedModel, folder: Path, dtype: torch.dtype, journal: Journal) -> Path:
+    """The whole model with its adapters merged, as a folder that `from_pretrained` opens."""
+    merged, file = Merged(dtype), subject.run.model / GENERATION_CONFIG
+    write_model(
+        loaded,
+        folder,
+        {".": (merged, lambda to: write_tensors(to, loaded.delivered(merged), journal))},
+        base=base_model(subject.plan),
+        generation=None,
+        readme="",
+    )
+    if file.exists():
+        shutil.copyfile(file, folder / GENERATION_CONFIG)
+    return folder
+
+
+def adapter_source(subject: Subject, folder: Path) -> Path:
+    """The adapters with the tokenizer and what else is beside them."""
+    assert subject.adapters is not None
+    shutil.copytree(subject.adapters, folder, ignore=shutil.ignore_patterns(README, MANIFEST))
+    for name in SMALL[1:]:  # config.json only where the adapters have one
+        if (subject.run.model / name).exists() and not (folder / name).exists():
+            shutil.copyfile(subject.run.model / name, folder / name)
+    return folder
+
+
+# -- formats that transformers and peft open -----------------------------------------------------------------
+
+
+class MergedFolder:
+    """See `Format`. What it is made from is the export already."""
+
+    packages: tuple[str, ...] = ("transformers", "safetensors")
+
+    def __init__(self, task: Task, name: str) -> None:
+        self._task, self._name = task, name
+
+    @property
+    def runtime(self) -> str:
+        """See `Format`."""
+        return f"transformers {version('transformers')}"
+
+    def check(self, config: Config) -> None:
+        """See `Format`: any model."""
+
+    def write(self, source: Path, folder: Path, dtype: str, progress: Callable[[], None]) -> None:
+        """See `Format`."""
+        shutil.copytree(source, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+
+    def scores(
+        self, folder: Path, source: Path, dtype: str, rows: Sequence[HeldOutRow], progress: Callable[[], None]
+    ) -> Scores:
+        """See `Format`."""
+        model = self._task.auto_class().from_pretrained(folder, dtype="auto", local_files_only=True)
+        with Widened(torch.float32):
+            return Scores(log_probabilities(model, self._name, rows, progress), EXACT, "float32")
+
+    def usage(self, folder: Path) -> list[str]:
+        """See `Format`: as the page of the model says."""
+        return []
+
+
+class AdapterFolder(MergedFolder):
+    """See `Format`. `base`: the folder of the model beside which the adapters were trained."""
+
+    packages = ("peft", "transformers", "safetensors")
+
+    def __init__(self, task: Task, name: str, base: Path) -> None:
+        super().__init__(task, name)
+        self._base = base
+
+    @property
+    def runtime(self) -> str:
+        """See `Format`."""
+        return f"peft {version('peft')}"
+
+    def scores(
+        self, folder: Path, source: Path, dtype: str, rows: Sequence[HeldOutRow], progress: Callable[[], None]
+    ) -> Scores:
+        """See `Format`."""
+        from peft import PeftModel
+
+        base = self._task.auto_class().from_pretrained(self._base, dtype="auto", local_files_only=True)
+        model = PeftModel.from_pretrained(base, str(folder), autocast_adapter_dtype=False)
+        with Widened(torch.float32):
+            return Scores(log_probabilities(model, self._name, rows, progress), EXACT, "float32")
+
 
 LEAST_SHARE = 4
 """One in so many held-out tokens must be compared."""
@@ -58,6 +206,9 @@ AS_TRAINED = "as trained"
 _ROUNDED = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16"}
 """Types of weights that are written as torch rounds them, by its names; others are made from float32."""
 log = logging.getLogger("longhaul.trainer")
+
+
+# -- the export ----------------------------------------------------------------------------------------------
 
 
 def export(run: RunDir, journal: Journal, format: ExportFormat, dtype: str | None) -> ExportReport:
@@ -197,9 +348,9 @@ def format_of(format: ExportFormat, subject: Subject, loaded: LoadedModel) -> Fo
     """What makes it."""
     match format:
         case ExportFormat.MERGED:
-            return opened.MergedFolder(loaded.task, subject.plan.task)
+            return MergedFolder(loaded.task, subject.plan.task)
         case ExportFormat.ADAPTER:
-            return opened.AdapterFolder(loaded.task, subject.plan.task, subject.base)
+            return AdapterFolder(loaded.task, subject.plan.task, subject.base)
         case ExportFormat.CTRANSLATE2:
             return ctranslate2_folder.CTranslate2()
         case ExportFormat.GGUF:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import secrets
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -11,14 +14,189 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 from safetensors import safe_open
+from transformers import AutoTokenizer
 
 from jobs.errors import Rejected
-from worker.training.export import llama_cpp
 from worker.training.export.formats import EXACT, Scores, Unsupported
-from worker.training.export.gguf_tokenizer import write_tokenizer
-from worker.training.export.held_out import HeldOutRow
+from worker.training.export.held_out import Float64, HeldOutRow
 from worker.training.models.model_files import SINGLE, read_config
 from worker.training.tasks.task import Config
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+PATTERNS = {
+    rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}": "qwen2",
+    rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}": "llama-bpe",
+}
+"""Regular expressions by which byte-level BPE first cuts a text, and llama.cpp's names for them."""
+
+
+# -- the tokenizer as GGUF describes it ----------------------------------------------------------------------
+
+
+def write_tokenizer(writer: GGUFWriter, source: Path, vocabulary: int) -> None:
+    """Tokens, merges and special tokens. Raises Unsupported.
+
+    They are those of the tokenizer that transformers makes of the folder: for some models (Qwen2, for one) it takes
+    tokens and merges of tokenizer.json, and has rules of its own by which a text is first cut.
+    """
+    import gguf
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(source, local_files_only=True)
+    content = json.loads(tokenizer.backend_tokenizer.to_str())
+    model = content["model"]
+    if model["type"] != "BPE":
+        raise Unsupported(f"its tokenizer is {model['type']}, and GGUF is written for BPE")
+    tokens = [f"[PAD{number}]" for number in range(vocabulary)]
+    types = [gguf.TokenType.UNUSED] * vocabulary
+    for token, number in model["vocab"].items():
+        tokens[number], types[number] = token, gguf.TokenType.NORMAL
+    merges = [pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model["merges"]]
+    if model.get("byte_fallback"):
+        writer.add_tokenizer_model("llama")
+        writer.add_tokenizer_pre("default")
+        writer.add_token_scores(scores(tokens, merges))
+        writer.add_add_space_prefix(_puts_space_first(content))
+        for number, token in enumerate(tokens):
+            if token.startswith("<0x") and len(token) == 6:
+                types[number] = gguf.TokenType.BYTE
+    else:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(_pre_tokenizer(content))
+        writer.add_token_merges([" ".join(pair) for pair in merges])
+    for added in content["added_tokens"]:
+        tokens[added["id"]] = added["content"]
+        types[added["id"]] = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
+    if model.get("unk_token") is not None:
+        types[model["vocab"][model["unk_token"]]] = gguf.TokenType.UNKNOWN
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    for add, number in (
+        (writer.add_bos_token_id, tokenizer.bos_token_id),
+        (writer.add_eos_token_id, tokenizer.eos_token_id),
+        (writer.add_pad_token_id, tokenizer.pad_token_id),
+        (writer.add_unk_token_id, tokenizer.unk_token_id),
+    ):
+        if number is not None:
+            add(number)
+    begins = tokenizer("a").input_ids
+    writer.add_add_bos_token(len(begins) > 1 and begins[0] == tokenizer.bos_token_id)
+    writer.add_add_eos_token(len(begins) > 1 and begins[-1] == tokenizer.eos_token_id)
+    if isinstance(tokenizer.chat_template, str):
+        writer.add_chat_template(tokenizer.chat_template)
+
+
+def scores(tokens: list[str], merges: list[list[str]]) -> list[float]:
+    """[tokens] the earlier a token is merged, the higher; single characters and what is not merged stand at the end."""
+    rank = {first + second: -float(number) for number, (first, second) in reversed(list(enumerate(merges)))}
+    return [rank.get(token, -1e6) for token in tokens]
+
+
+def _puts_space_first(content: dict[str, Any]) -> bool:
+    """Whether a text gets a space in front."""
+    parts = [part for part in (content.get("normalizer"), content.get("pre_tokenizer")) if part]
+    parts += [each for part in parts for each in part.get("normalizers", part.get("pretokenizers", []))]
+    return any(
+        part["type"] == "Prepend" or (part["type"] == "Metaspace" and part.get("prepend_scheme", "always") != "never")
+        for part in parts
+    )
+
+
+def _pre_tokenizer(content: dict[str, Any]) -> str:
+    """llama.cpp's name for how a text is first cut."""
+    before = content.get("pre_tokenizer") or {}
+    parts = before.get("pretokenizers", [before])
+    if [part.get("type") for part in parts] == ["ByteLevel"] and parts[0].get("use_regex", True):
+        return "gpt-2"
+    if [part.get("type") for part in parts] == ["Split", "ByteLevel"]:
+        found = PATTERNS.get(parts[0]["pattern"].get("Regex", ""))
+        if found is not None:
+            return found
+    raise Unsupported("llama.cpp has no name for how its tokenizer first cuts a text")
+
+
+CERTAIN = 1e4
+"""Added to the logit of a given token, so that it is the one that is sampled. What is reported of it is computed of the
+logits before."""
+
+
+# -- llama.cpp, in this process ------------------------------------------------------------------------------
+
+
+class Runtime:
+    """A model, opened on the CPU with everything besides its weights in fp32."""
+
+    def __init__(self, file: Path, context: int) -> None:
+        import xllamacpp
+
+        settings = xllamacpp.CommonParams()
+        settings.model.path = str(file)
+        settings.n_ctx, settings.n_gpu_layers = context, 0
+        settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+        settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        settings.warmup = settings.fit_params = settings.ui = False
+        settings.verbosity, settings.cache_ram_mib, settings.cpuparams.n_threads = -1, 0, 1
+        self._key = secrets.token_hex(16)
+        settings.api_keys = [self._key]
+        try:
+            self._server = xllamacpp.Server(settings)
+        except Exception as error:  # of C++, without a type of its own
+            raise Rejected(f"llama.cpp does not open the file: {error}", code="export_differs") from error
+
+    def log_probabilities(self, row: HeldOutRow, progress: Callable[[], None]) -> Float64:
+        """[tokens] of the row's target, one after the other; NaN for one that ends inside a character, for llama.cpp
+        says nothing of it."""
+        assert row.places is not None, "the model is causal"
+        found = []
+        for place, token in zip(row.places, row.target, strict=True):
+            answer = self._server.handle_completions(
+                {
+                    "prompt": list(row.input[:place]), "n_predict": 1, "n_probs": 1, "temperature": 0.0,
+                    "logit_bias": [[token, CERTAIN]], "cache_prompt": True,
+                }
+            )  # fmt: skip
+            if "choices" not in answer:
+                raise Rejected(f"llama.cpp answers: {answer}", code="export_differs")
+            said = answer["choices"][0]["logprobs"]
+            if said is None:
+                found.append(np.nan)
+            else:
+                [sampled] = said["content"]
+                assert sampled["id"] == token, "the token that was given"
+                found.append(sampled["logprob"])
+            progress()
+        return np.array(found, np.float64)
+
+    def check_tokenizer(self, source: Path, rows: Sequence[HeldOutRow]) -> int:
+        """How many held-out texts it cuts as transformers does: all. Raises Rejected (`export_differs`)."""
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
+        for row in rows:
+            text = tokenizer.decode(list(row.input), skip_special_tokens=False)
+            assert isinstance(text, str)
+            ours, theirs = tokenizer(text, add_special_tokens=False).input_ids, self._tokens(text)
+            if ours != theirs:
+                at = next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(ours))
+                raise Rejected(
+                    f"llama.cpp cuts a held-out text into {len(theirs)} tokens, and the model's tokenizer into "
+                    f"{len(ours)}; they differ from token {at} on: {tokenizer.decode(ours[at : at + 8])!r}",
+                    code="export_differs",
+                    hint="export to ctranslate2 or merged, which take the tokenizer as it is",
+                )
+        return len(rows)
+
+    def _tokens(self, text: str) -> list[int]:
+        request = urllib.request.Request(
+            f"{self._server.listening_address}/tokenize",
+            json.dumps({"content": text, "add_special": False, "parse_special": True}).encode(),
+            {"Content-Type": "application/json", "Authorization": f"Bearer {self._key}"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return [int(token) for token in json.load(answer)["tokens"]]
+
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -30,6 +208,9 @@ GELU_TABLE = 1e-3
 LIMITS = {"f32": EXACT, "bf16": 0.05, "q8_0": 0.1}
 """Nats a token. llama.cpp multiplies weights in bf16 with activations that it rounds to bf16, and those in q8_0 with
 activations that it rounds to 8 bits; the weights themselves, in bf16 and f32, are compared bit for bit."""
+
+
+# -- the file ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -106,7 +287,7 @@ class Gguf:
         config = read_config(source, source.name)
         if dtype != "q8_0":
             check_tensors(folder / FILE, source, config, progress)
-        runtime = llama_cpp.Runtime(folder / FILE, max(len(row.input) for row in rows) + 8)
+        runtime = Runtime(folder / FILE, max(len(row.input) for row in rows) + 8)
         texts = runtime.check_tokenizer(source, rows)
         found = [runtime.log_probabilities(row, progress) for row in rows]
         limit = LIMITS[dtype]

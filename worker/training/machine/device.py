@@ -15,9 +15,8 @@ from jobs.disk.rundir import RunDir
 from jobs.errors import DeviceBusy
 from jobs.text.units import format_duration
 from jobs.trainer_facts import DeviceWaiting
-from worker.training.journal import Journal
+from worker.training.journal import Journal, StopSignal
 from worker.training.machine.locks import gpu_lock, try_lock
-from worker.training.stop import StopSignal
 
 WAIT_S = 60.0
 JOB_WAIT_S = 1.0

@@ -17,10 +17,9 @@ import torch
 
 from jobs.text.units import bytes_by_name
 from jobs.trainer_facts import GpuProcess
-from worker.training.journal import Journal
+from worker.training.journal import Journal, StopSignal
 from worker.training.machine.host import host_memory
 from worker.training.machine.usage import process_bytes
-from worker.training.stop import StopSignal
 
 Cause = Literal["fragmentation", "other_processes", "exhausted"]
 

@@ -14,10 +14,9 @@ import torch
 
 from jobs.text.units import bytes_alike, format_bytes, format_duration
 from jobs.trainer_facts import DeviceWaiting, GpuProcess
-from worker.training.journal import Journal
+from worker.training.journal import Journal, StopSignal
 from worker.training.machine.device import gpu_id
 from worker.training.machine.nvml import NvmlGpu, open_gpu
-from worker.training.stop import StopSignal
 
 WAIT_S = 60.0
 POLL_S = 0.2

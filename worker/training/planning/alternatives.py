@@ -10,7 +10,7 @@ import torch
 from jobs.memory_plan import MemoryPlan, OptimizerName
 from jobs.plan import Plan
 from jobs.spec import JobSpec
-from worker.training.adapters.registry import method_of
+from worker.training.adapters.lora import method_of
 from worker.training.machine.device import has_native_bf16
 from worker.training.models.model_files import read_config
 from worker.training.planning.budget import Budget

@@ -17,7 +17,7 @@ from jobs.gpus import HOST_ROOM
 from jobs.memory_plan import Candidate, Device, DType, MemoryPlan, OptimizerName, describe
 from jobs.spec import JobSpec
 from jobs.text.units import GIB, bytes_alike, format_bytes, format_duration
-from worker.training.adapters.registry import method_of
+from worker.training.adapters.lora import method_of
 from worker.training.optimizers.adamw_offload import LOAD_BYTES, LOADS, STATE_BYTES
 from worker.training.planning.budget import HOST_RESERVE, Budget, plan_disk, plan_host
 from worker.training.planning.ladder import SMALLEST, WORTH, Fixed, Ladder, ModelSize, RowTime, choice

@@ -12,7 +12,7 @@ import numpy as np
 from jobs.gpus import REFERENCE, GpuFacts
 from jobs.plan import EvaluationTime, Plan, make_time_plan, rows_of_steps, warmup_steps
 from jobs.spec import DataSpec, JobSpec
-from worker.training.adapters.registry import method_of
+from worker.training.adapters.lora import method_of
 from worker.training.planning.budget import texts_together
 from worker.training.settings import TrainerSettings
 from worker.training.steps.shape import Lengths

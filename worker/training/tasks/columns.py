@@ -8,10 +8,9 @@ import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from jobs.errors import BadData, Rejected
+from jobs.errors import BadData, Mistakes, Rejected
 from jobs.spec import BUILTIN_MODELS, PAIR
 from worker.training.dataset.tokens import Encoder, TokenizerState
-from worker.training.mistakes import Mistakes
 from worker.training.rows.chat import CHAT_FIELDS, written
 from worker.training.rows.text import Placeholder, Template, Templates, Texts, input_template, template
 from worker.training.tasks.task import Prompt

@@ -22,7 +22,7 @@ from jobs.errors import Rejected, UserError
 from jobs.events import Event, JobPrepared
 from jobs.spec import Learn
 from longhaul.preview import print_preview
-from service.answers.wording import sentence
+from service.answers.conversion import sentence
 from tests.training.attempts import attempt, trained
 from tests.training.generation.test_generation import ask, outputs
 from tests.training.tasks.causal.test_rows import CHATML, LIMITS, LLAMA, encoded, texts_of, with_template
