@@ -301,7 +301,7 @@ class Classification:
         found = self.encoder(tokenizer, self.limits(data))().encode_read([texts.read])
         types = () if self.separator is None else token_types(found.tokens, self.separator).tolist()
         cut = bool(found.full_lengths[0] > found.lengths[0])
-        return Prompt(found.tokens.tolist(), "\n".join(texts.read), cut, types)
+        return Prompt(found.tokens.tolist(), "\n".join(texts.read), cut, types=types)
 
     def prompt(
         self, rows: Rows, row: int, tokenizer: PreTrainedTokenizerBase, data: DataSpec
