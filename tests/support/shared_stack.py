@@ -12,7 +12,7 @@ import requests
 from jobs.disk.rundir import RunDir, list_runs
 from jobs.redis.connection import connect
 from jobs.redis.store import Store
-from tests.support.processes import thaw, trainers
+from tests.support.processes import alive, thaw, trainers
 from tests.support.recipes import ROWS, write_recipes
 from tests.support.stack import ROLES, Stack
 
@@ -49,6 +49,10 @@ def mended(stack: Stack) -> Stack:
         answer = stack.post(run, "cancel")
         assert answer.ok or run.record().status.terminal, f"a test has left {run.id}: {answer.text}"
     stack.start_if_gone(*ROLES)
+    workers = Store(connect(stack.redis.url)).workers
+    for worker in workers.all():
+        if not alive(worker.pid or 0):  # Redis would take it for a healthy one for another minute
+            workers.forget(worker.name)
     for run in left:
         for pid in trainers(run):
             thaw(pid)

@@ -33,6 +33,7 @@ KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
 NEVER_IDLE = Path(__file__).with_name("never_idle")
 USUAL = {
     "HF_HUB_OFFLINE": "1",
+    "LONGHAUL_TEST_SOON": "1",
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": f"{ROOT}:{NEVER_IDLE}",
     "PYTHONUNBUFFERED": "1",
