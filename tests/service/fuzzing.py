@@ -24,6 +24,7 @@ from typing import Any
 
 import schemathesis
 from schemathesis.engine import events, from_schema
+from schemathesis.generation.meta import TestPhase
 
 from tests.service.running import Service
 from tests.service.seeded import seed_sweep
@@ -78,6 +79,8 @@ _TUNED = {
 _MADE_LATER = ("GET /jobs/{job}/plan", "GET /jobs/{job}/plan.png", "GET /jobs/{job}/preview")
 
 
+LARGE = ("POST /jobs", "POST /sweeps", "POST /jobs/{job}/generate", "POST /v1/chat/completions")
+"""Whose bodies have so many keys that the coverage phase has two thirds of its cases for them."""
 COMPARE, COMPARED = "GET /compare", r"job-[a-z0-9_-]{1,60}"
 """What compares jobs, and their ids: of two that exist."""
 
@@ -101,8 +104,12 @@ class Outcome:
         return sum(name.split(": ")[1] in checks for name in self.failures)
 
 
-def fuzz(service: Service, jobs: dict[str, str], *, examples: int, phases: tuple[str, ...]) -> Outcome:
-    """Run these phases over all operations, with at most so many examples of each in fuzzing."""
+def fuzz(
+    service: Service, jobs: dict[str, str], *, examples: int, phases: tuple[str, ...], of_large: float = 1.0
+) -> Outcome:
+    """Run these phases over all operations, with at most so many examples of each in fuzzing; `of_large`: the share of
+    coverage's cases of `LARGE` that is sent, drawn with `SEED`.
+    """
     sweeps = [seed_sweep(service, ended=True), seed_sweep(service, ended=False)]
     config = schemathesis.Config.from_dict(_config(service, jobs, sweeps, examples=examples, phases=phases))
     key = {"Authorization": f"Bearer {service.settings.api_key}"}
@@ -134,8 +141,15 @@ def fuzz(service: Service, jobs: dict[str, str], *, examples: int, phases: tuple
         if label in (CANCEL_SWEEP, DELETE_SWEEP) and path.get("sweep") in sweeps:
             path["sweep"] = seed_sweep(service, ended=label == DELETE_SWEEP)
 
+    drawn = random.Random(SEED)
+
+    def draw(_context: Any, case: Any) -> bool:
+        covers = case.meta is not None and case.meta.phase.name is TestPhase.COVERAGE
+        return not covers or case.operation.label not in LARGE or drawn.random() < of_large
+
     outcome = Outcome()
     schemathesis.hook("before_call")(mind_the_jobs)
+    schemathesis.hook("filter_case")(draw)
     try:
         for event in from_schema(schema).execute():
             if isinstance(event, events.ScenarioFinished):
@@ -146,6 +160,7 @@ def fuzz(service: Service, jobs: dict[str, str], *, examples: int, phases: tuple
                 raise event.exception
     finally:
         schemathesis.hooks.unregister(mind_the_jobs)
+        schemathesis.hooks.unregister(draw)
     return outcome
 
 

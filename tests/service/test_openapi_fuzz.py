@@ -11,10 +11,9 @@ from tests.service.running import running
 from tests.service.seeded import seed
 from tests.support.samples import beating
 
-EXAMPLES = 15
-"""Of each operation; benchmarks/schemathesis_full.py has many more."""
-
-
+EXAMPLES, OF_LARGE = 5, 0.2
+"""Of each operation; and of coverage's cases for large bodies. benchmarks/schemathesis_full.py has many more, and all."""
+PHASES = ("examples", "coverage", "fuzzing")
 UNANSWERED = {
     "POST /jobs/{job}/generate",
     "POST /v1/chat/completions",
@@ -33,7 +32,7 @@ def test_what_the_service_answers_is_what_its_document_says(redis_url: str, tmp_
         requests = Requests(connect(redis_url))
         uploaded = requests.take("push")
         assert uploaded is not None and requests.answer(uploaded.id, 1, "done", {}), "another one may be asked for"
-        outcome = fuzz(service, jobs, examples=EXAMPLES, phases=("examples", "coverage", "fuzzing"))
+        outcome = fuzz(service, jobs, examples=EXAMPLES, phases=PHASES, of_large=OF_LARGE)
     assert outcome.errors == []
     assert outcome.failures == {}
     documented = {label for label, _ in outcome.statuses}
