@@ -59,6 +59,8 @@ from worker.training.steps.shape import MicroBatchShape
 from worker.training.tasks.causal.fused import learned_loss_sum
 from worker.training.tasks.causal.task import Causal
 from worker.training.tasks.classification.batches import ClassBatch
+from worker.training.tasks.classification.fused import HeadLoss
+from worker.training.tasks.classification.regression import Regression
 from worker.training.tasks.classification.task import Classification
 from worker.training.tasks.seq2seq.loss import token_loss_sum
 from worker.training.tasks.seq2seq.task import Seq2Seq
@@ -82,6 +84,7 @@ _QWEN2: dict[str, Any] = {
 }  # fmt: skip
 LABELS = 77
 CLASSIFIER = Classification(labels=tuple(LabelPlan(name=f"label {n}", rows=1) for n in range(LABELS)))
+REGRESSION = Regression()
 _ENCODER: dict[str, Any] = {
     "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
     "num_labels": LABELS, "id2label": {str(n): f"label {n}" for n in range(LABELS)},
@@ -310,7 +313,8 @@ def measured(task: Task, config: dict[str, Any], configuration: Configuration) -
     optimizer = make_optimizer(configuration.optimizer, model.named_parameters(), TrainingSpec(), fused=True)
     with tempfile.TemporaryDirectory() as folder:
         optimizer.compile(Journal(Path(folder) / "journal.jsonl"))
-    run = {"seq2seq": seq2seq, "causal": causal, "classification": classification}[task.name]
+    runs = {"seq2seq": seq2seq, "causal": causal, "classification": classification, "regression": regression}
+    run = runs[task.name]
     vocabulary = int(config["vocab_size"])
     # Whatever is made once (caches of kernels, code compiled at the first update), and the gradients to be added to.
     short = dataclasses.replace(configuration, rows=2, inputs=16, targets=16)
@@ -411,16 +415,26 @@ def causal(model: PreTrainedModel, configuration: Configuration, vocabulary: int
 
 
 def classification(model: PreTrainedModel, configuration: Configuration, vocabulary: int) -> torch.Tensor:
+    return of_labels(model, configuration, vocabulary, torch.randint(0, LABELS, (configuration.rows,)), CLASSIFIER.loss)
+
+
+def regression(model: PreTrainedModel, configuration: Configuration, vocabulary: int) -> torch.Tensor:
+    labels = torch.rand(configuration.rows, dtype=torch.float64)
+    return of_labels(model, configuration, vocabulary, labels, REGRESSION.loss)
+
+
+def of_labels(
+    model: PreTrainedModel, configuration: Configuration, vocabulary: int, labels: torch.Tensor, loss: HeadLoss
+) -> torch.Tensor:
     ids = tokens(configuration.rows, configuration.inputs, vocabulary)
     mask = None
     if configuration.padded:
         # On a CPU packed encoders leave out what is padded: the plan is for the most that a padded micro-batch takes.
         mask = torch.ones_like(ids)
         mask[-1, -1] = 0
-    labels = torch.randint(0, LABELS, (configuration.rows,))
     lengths = (torch.ones_like(ids) if mask is None else mask).sum(dim=1).numpy()
     types = torch.zeros_like(ids) if getattr(model.config, "type_vocab_size", 0) > 1 else None  # of pairs
-    batch = ClassBatch(ids, mask, labels, np.arange(configuration.rows), lengths, CLASSIFIER.loss, types)
+    batch = ClassBatch(ids, mask, labels, np.arange(configuration.rows), lengths, loss, types)
     return batch.loss_sum(model) / batch.target_tokens
 
 

@@ -90,7 +90,8 @@ class Progress(TypedDict):
     epoch: float | None
     """Passes over the rows, with a fraction."""
     loss: float | None
-    """Mean negative log likelihood of a target token (of a classifier: of a row), nats."""
+    """Mean negative log likelihood of a target token (of a classifier: of a row), nats; of a regression the
+    mean squared error."""
     rows_per_s: float | None
     """Training rows a second."""
     tokens_per_s: float | None
@@ -225,8 +226,8 @@ class Job(TypedDict):
     activity: JobActivity | None
     """Null: no process of it runs, or it has not said yet what it does."""
     first_loss: float | None
-    """Validation loss before the first step, nats per target token (of a classifier: per row); null where nothing is
-    trained."""
+    """Validation loss before the first step, nats per target token (of a classifier: per row; of a regression the mean
+    squared error); null where nothing is trained."""
     best_loss: float | None
     """Lowest validation loss so far; null as above."""
     final_loss: float | None
@@ -342,7 +343,8 @@ class CheckpointMetrics(TypedDict):
     train_loss: NotRequired[float]
     """Training loss of the newest row of metrics up to here; left out where there is none."""
     valid_loss: NotRequired[float]
-    """Validation loss, nats per target token (of a classifier: per row); left out where they were not evaluated."""
+    """Validation loss, nats per target token (of a classifier: per row; of a regression the mean squared error);
+    left out where they were not evaluated."""
     others: NotRequired[dict[str, float]]
     """Other metrics of the evaluation by name, such as `accuracy`; left out where there are none."""
 

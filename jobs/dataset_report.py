@@ -6,7 +6,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from jobs.companions import LEFT_OUT
 from jobs.frozen import Frozen, left_out
-from jobs.text.units import format_share
+from jobs.text.units import format_number, format_share
 
 _LABELS = 5
 """Named."""
@@ -81,6 +81,28 @@ class ClassSummary(Frozen):
     """The first of them; null: there is none."""
 
 
+class ScoreSummary(Frozen):
+    """Task `regression`: the scores of all rows."""
+
+    low: float
+    """The lowest."""
+    high: float
+    """The highest."""
+    mean: float
+    """Of all."""
+    deviation: float
+    """Standard deviation: its square is the mean squared error of always answering the mean."""
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        low, high, mean, deviation = map(format_number, (self.low, self.high, self.mean, self.deviation))
+        return (
+            f"scores from {low} to {high}, mean {mean}, standard deviation {deviation}: always answering the mean has "
+            f"a mean squared error of {format_number(self.deviation**2)}"
+        )
+
+
 class DatasetSummary(Frozen):
     """All rows. Counts by reason or character have the commonest twenty, and `(others)` for the rest."""
 
@@ -133,6 +155,8 @@ class DatasetSummary(Frozen):
     """In tokens."""
     labels: ClassSummary | SkipJsonSchema[None] = left_out()
     """Task `classification`: what labels the rows have; left out for other tasks."""
+    scores: ScoreSummary | SkipJsonSchema[None] = left_out()
+    """Task `regression`: what scores the rows have; left out for other tasks."""
 
     @property
     def left_out(self) -> int:
@@ -177,6 +201,8 @@ class PreparedSummary(DatasetSummary):
             parts += labels.labels_noticed
             if labels.contradictory_texts:
                 parts.append(f"{labels.contradictory_texts:,} texts with different labels")
+        if self.scores:
+            parts.append(self.scores.text)
         many = _MANY * self.kept
         for unknown, side in (self.unknown_inputs, "inputs"), (self.unknown_targets, "targets"):
             if unknown > many:

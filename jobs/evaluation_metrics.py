@@ -39,17 +39,19 @@ class ConfusionMatrix(Frozen):
 
 # -- evaluation metrics ------------------------------------------------------------------------------------------------
 
-Basis = Literal["loss", "tokens", "texts", "labels", "label sets"]
-"""What a metric is computed from: the loss; the most probable tokens; generated texts; one label a row; or several."""
-Scale = Literal["shares", "scores"]
-"""`shares` are 0 to 1, `scores` 0 to 100."""
+Basis = Literal["loss", "tokens", "texts", "labels", "label sets", "numbers"]
+"""What a metric is computed from: the loss; the most probable tokens; generated texts; one label a row; several; or a
+number."""
+Scale = Literal["shares", "scores", "correlations"]
+"""`shares` are 0 to 1, `scores` 0 to 100, `correlations` -1 to 1."""
 
 _TASKS: Mapping[Basis, tuple[str, ...]] = {
-    "loss": ("seq2seq", "causal", "classification"),
+    "loss": ("seq2seq", "causal", "classification", "regression"),
     "tokens": ("seq2seq", "causal"),
     "texts": ("seq2seq", "causal"),
     "labels": ("classification",),
     "label sets": ("classification",),
+    "numbers": ("regression",),
 }
 
 
@@ -99,7 +101,8 @@ class EvaluationMetric(StrEnum):
     # words.
     # fmt: off
     LOSS = ("loss", "validation loss", 4, "lower", None, ("loss",), 110,
-            "Mean negative log likelihood of a target token (of a classifier: of a row), nats.")
+            "Mean negative log likelihood of a target token (of a classifier: of a row), nats; of a regression the "
+            "mean squared error, in float32.")
     PERPLEXITY = "perplexity", "perplexity", 3, "lower", None, ("tokens",), None, "e to the power of the loss."
     TOKEN_ACCURACY = ("token_accuracy", "token accuracy", 4, "higher", "shares", ("tokens",), None,
                       "Share of the target tokens that are the most probable one, given those before them.")
@@ -123,6 +126,16 @@ class EvaluationMetric(StrEnum):
                 "F1 of all labels of all rows (as scikit-learn).")
     SUBSET_ACCURACY = ("subset_accuracy", "subset accuracy", 4, "higher", "share of rows", ("label sets",), 100,
                        "Share of the rows of which exactly the labels are predicted.")
+    MSE = ("mse", "mean squared error", 4, "lower", None, ("numbers",), None,
+           "Mean squared difference of score and prediction, in squared units of the scores.")
+    RMSE = ("rmse", "RMSE", 4, "lower", None, ("numbers",), 105,
+            "Root of the mean squared error, in units of the scores.")
+    MAE = ("mae", "mean absolute error", 4, "lower", None, ("numbers",), None,
+           "Mean absolute difference of score and prediction, in units of the scores.")
+    PEARSON = ("pearson", "Pearson r", 4, "higher", "correlations", ("numbers",), None,
+               "Linear correlation of scores and predictions; left out where either are all equal.")
+    SPEARMAN = ("spearman", "Spearman rho", 4, "higher", "correlations", ("numbers",), None,
+                "The same of their ranks, equal ones sharing the mean of theirs.")
     # fmt: on
 
     def cost(self, value: float) -> float:
@@ -222,6 +235,12 @@ def is_of_texts(name: str) -> bool:
     """The same of whether it is measured on generated texts."""
     found = _BY_NAME.get(name)
     return found is not None and found.of_texts
+
+
+def is_of_numbers(name: str) -> bool:
+    """The same of whether it compares numbers."""
+    found = _BY_NAME.get(name)
+    return found is not None and "numbers" in found.bases
 
 
 _BY_NAME: Mapping[str, EvaluationMetric] = {metric.value: metric for metric in EvaluationMetric}

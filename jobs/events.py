@@ -385,8 +385,8 @@ class JobSucceeded(Fact):
     loss: float | None
     """Validation loss of the model that was kept."""
     first_loss: float | None = None
-    """Validation loss before the first step, nats per target token (of a classifier: per row); null: nothing was
-    trained."""
+    """Validation loss before the first step, nats per target token (of a classifier: per row; of a regression the mean
+    squared error); null: nothing was trained."""
     chosen_by: str | None = None
     """The metric by which its checkpoint is the best. Null: it is the last step's, or an earlier version's."""
     better_step: int | None = None

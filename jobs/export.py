@@ -63,6 +63,8 @@ class FinishedModel:
     def refusal(self, format: ExportFormat) -> tuple[str, str] | None:
         """Code and reason why it cannot have this format; None: it may, and the format's own program decides."""
         match format:
+            case _ if self.task == "regression":
+                return UNSUPPORTED, unsupported_text(format, "no export of a model that gives scores is verified yet")
             case ExportFormat.MERGED if self.whole:
                 return "nothing_to_merge", f"model/ of job {self.job} is the whole model already"
             case ExportFormat.ADAPTER if not self.adapters:

@@ -181,9 +181,9 @@ class Output(Frozen):
     input_cut: bool
     """Whether the end of the input was cut off at the job's limit, as in training."""
     text: str
-    """What the model wrote; of a classifier its label, or its labels with `; ` between."""
+    """What the model wrote; of a classifier its label, or its labels with `; ` between; of a regression its score."""
     tokens: int
-    """That were written; of a classifier 0."""
+    """That were written; of a classifier or a regression 0."""
     finish_reason: Literal["stop", "length"]
     """`length`: it ended at `max_new_tokens`; else `stop`: where the model ended it, or before a text of `stop`."""
     content: str | None = None
@@ -192,6 +192,8 @@ class Output(Frozen):
     """Calls of `tools`, where the chat template writes exactly this text for them; else null."""
     labels: list[LabelProbability] | None = None
     """Of a classifier: every label, the most probable first; else null."""
+    score: float | None = None
+    """Of a regression: the number, of which `text` has six digits; else null."""
     error: str | None = None
     """Why there is no answer to this row, as in the report on rejected rows; null: there is one."""
 

@@ -17,7 +17,8 @@ class MetricRow(Frozen):
     epoch: float
     """Passes over the rows, with a fraction."""
     loss: float
-    """Mean negative log likelihood of a target token (of a classifier: of a row), nats, in fp32."""
+    """Mean negative log likelihood of a target token (of a classifier: of a row), nats; of a regression the
+    mean squared error; in fp32."""
     learning_rate: float
     """Of the last step."""
     grad_norm: float | None

@@ -69,11 +69,20 @@ JOB_ID = r"job-[a-z0-9_-]{1,60}"
 RESUME_FROM = rf"^{JOB_ID}(/step-[0-9]{{8,12}})?$"
 
 
-TaskName = Literal["seq2seq", "causal", "classification"]
+TaskName = Literal["seq2seq", "causal", "classification", "regression"]
 BUILTIN_MODELS: Mapping[str, TaskName] = {
     "builtin:t5-tiny": "seq2seq", "builtin:qwen-tiny": "causal", "builtin:roberta-tiny": "classification",
 }  # fmt: skip
-"""Small models that need no download, and their tasks."""
+"""Small models that need no download, and what each is made for."""
+
+
+def builtin_task(model: str, asked: str) -> TaskName | None:
+    """The task for which a job with this `task.type` takes a built-in model: an encoder gives scores as well as labels.
+    None: it is another model."""
+    made_for = BUILTIN_MODELS.get(model)
+    return "regression" if (made_for, asked) == ("classification", "regression") else made_for
+
+
 MOST_LABELS = 10_000
 """Classes that a classifier can have."""
 
@@ -89,11 +98,12 @@ Label = Annotated[
 class TaskSpec(Part):
     """What the model learns."""
 
-    type: Literal["auto", "seq2seq", "causal", "classification"] = "auto"
+    type: Literal["auto", "seq2seq", "causal", "classification", "regression"] = "auto"
     """`seq2seq`: an encoder-decoder model (T5) writes `target` given `input`. `causal`: a language model (Qwen, Llama,
     Mistral, Gemma, Phi and others) writes the replies of chats, completions of prompts, or plain text.
     `classification`: an encoder (BERT, RoBERTa, DeBERTa, ModernBERT and others) tells which label `target` a text
-    `input` has. `auto`: what the model is made for."""
+    `input` has. `regression`: an encoder gives a text a score, a number (docs/data.md). `auto`: what the model is made
+    for; of an encoder `classification`."""
     loss_on: Literal["replies", "all"] = "replies"
     """Task `causal`: which tokens are learned. `replies`: those of the assistant (or of the completion), with the token
     that ends each. `all`: of the prompts, too. Of plain text all are, in any case."""
@@ -315,9 +325,9 @@ class DataSpec(Part):
     target: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None
     """Column name or template of the text to learn. Null: recognized by column names. Task `causal`: without `input`, a
     column of chats (`messages`), or of plain text. Task `classification`: the label, or with `task.multi_label` a list
-    of labels."""
+    of labels. Task `regression`: the score."""
     max_input_tokens: Annotated[int, Field(ge=8, le=32768)] = 512
-    """Tasks `seq2seq` and `classification`: longer inputs are cut to this many tokens, and counted."""
+    """Tasks `seq2seq`, `classification` and `regression`: longer inputs are cut to this many tokens, and counted."""
     max_target_tokens: Annotated[int, Field(ge=8, le=32768)] = 512
     """Task `seq2seq`: longer targets are cut to this many tokens, and counted."""
     max_tokens: Annotated[int, Field(ge=8, le=32768)] = 2048
@@ -807,7 +817,7 @@ def _wrong_metrics(spec: JobSpec) -> dict[tuple[str, ...], str]:
     """Metrics that no evaluation of the job has, as far as that is known without a look at the model, by key."""
     if spec.training.early_stopping is not None and spec.data.validation == 0:
         return {("training", "early_stopping"): "there is nothing to go by, since data.validation is 0"}
-    task = BUILTIN_MODELS.get(spec.model, spec.task.type)
+    task = builtin_task(spec.model, spec.task.type) or spec.task.type
     return {} if task == "auto" else spec.lacking_metrics(task)
 
 

@@ -215,7 +215,8 @@ class Sample(Frozen):
     target: str
     """What the data has."""
     generated: str
-    """What the model wrote; of a classifier the label that it finds most probable, or those more probable than not."""
+    """What the model wrote; of a classifier the label that it finds most probable, or those more probable than not;
+    of a regression its score."""
     probability: float | SkipJsonSchema[None] = left_out()
     """Of that label; left out where there is none, or may be several."""
 
@@ -233,7 +234,8 @@ class EvaluationFinished(Fact):
     step: int
     """Optimizer steps done."""
     loss: float
-    """Mean negative log likelihood of a target token (of a classifier: of a row), nats."""
+    """Mean negative log likelihood of a target token (of a classifier: of a row), nats; of a regression the
+    mean squared error."""
     rows: int
     """Rows looked at."""
     text_rows: int | None = None
@@ -260,7 +262,8 @@ class EvaluationFinished(Fact):
     base: Base | None = None
     """What the model before step 1 was; null in events of earlier versions."""
     against_commonest: BaseDifference | None = None
-    """Of a classifier: the figure of `judged_by`, less that of always answering the commonest class of these rows."""
+    """Of a classifier: the figure of `judged_by`, less that of always answering the commonest class of these rows; of
+    a regression, their mean score."""
     generated_texts: int = 0
     """Rows that the model wrote a text for: those of `text_rows` and of `samples`. 0 for a classifier."""
     empty_texts: int = 0

@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from jobs.evaluation_metrics import EvaluationMetric, higher_is_better, is_of_texts, metric_figure, metric_words
+from jobs.evaluation_metrics import (
+    EvaluationMetric,
+    higher_is_better,
+    is_of_numbers,
+    is_of_texts,
+    metric_figure,
+    metric_words,
+)
 from jobs.frozen import Frozen
 
 LEAST_ROWS = 20
 """Fewer rows say too little: intervals of them are too narrow (`benchmarks/evaluation.py`: coverage)."""
-Outcome = Literal["better", "worse", "mixed", "no_better", "not_compared", "commonest_class", "writes_nothing"]
+Outcome = Literal[
+    "better", "worse", "mixed", "no_better", "not_compared", "commonest_class", "mean_score", "writes_nothing"
+]
 Base = Literal["pretrained", "untrained", "new_head", "at_chance"]
-"""`untrained`: random weights; `new_head`: those of the classification head are; `at_chance`: its loss before step 1 is
+"""`untrained`: random weights; `new_head`: those of the head alone are; `at_chance`: its loss before step 1 is
 that of a guess."""
 _BASE_WORDS: Mapping[Base, str] = {
     "pretrained": "the base model",
@@ -26,6 +35,7 @@ _HEADLINES: Mapping[Outcome, str] = {
     "mixed": "better in one respect and worse in another",
     "no_better": "no better than before",
     "commonest_class": "no better than always answering the commonest class",
+    "mean_score": "no better than always answering the mean score",
     "writes_nothing": "but it writes nothing",
 }
 
@@ -53,7 +63,8 @@ class Verdict(Frozen):
     """`better` or `worse` where the interval of the difference lies on one side of 0, else `no_better`; `mixed`: the
     validation loss or a metric of generated texts says the opposite, as surely; `not_compared`: there is no
     evaluation of the same rows before step 1, or there are too few rows; `commonest_class`: a classifier is not
-    surely better than one that always answers the commonest class; `writes_nothing`: all generated texts are empty."""
+    surely better than one that always answers the commonest class; `mean_score`: a regression is not surely better than
+    always answering the mean; `writes_nothing`: all generated texts are empty."""
     metric: str
     """Name of the metric."""
     value: float
@@ -81,7 +92,8 @@ class Verdict(Frozen):
     ) -> Verdict:
         """By this metric, unless the loss or a metric of generated texts contradicts it; what random weights write
         contradicts nothing. `against_base`: of every metric, by name.
-        `against_commonest`: a classifier's figure by this metric, less that of the commonest class alone. `all_empty`:
+        `against_commonest`: a classifier's figure by this metric, less that of the commonest class alone; of a
+        regression, less that of the mean score. `all_empty`:
         texts that were generated, if all of them are empty."""
         outcome, remark = _judged(metric, against_base.get(metric), base, certain=interval is not None)
         opposite: Outcome = "better" if outcome == "worse" else "worse"
@@ -97,11 +109,15 @@ class Verdict(Frozen):
             (first, words), *more = others.items()
             also = f", and {opposite} by {' and '.join(metric_words(name) for name, _ in more)}" if more else ""
             remark += f", but by {metric_words(first)} {words}{also}"
-        if against_commonest is not None and against_commonest.low <= 0:
-            outcome = outcome if outcome == "worse" else "commonest_class"
-            alone = metric_figure(metric, value - against_commonest.difference)
-            than = "worse than" if against_commonest.high < 0 else "not surely better than"
-            remark += f"; {than} always answering the commonest class ({alone})"
+        if against_commonest is not None:
+            low, high = sorted(_sign(metric) * each for each in (against_commonest.low, against_commonest.high))
+            if low <= 0:
+                always: Outcome = "mean_score" if is_of_numbers(metric) else "commonest_class"
+                outcome = outcome if outcome == "worse" else always
+                alone = metric_figure(metric, value - against_commonest.difference)
+                than = "worse than" if high < 0 else "not surely better than"
+                what = "mean score" if is_of_numbers(metric) else "commonest class"
+                remark += f"; {than} always answering the {what} ({alone})"
         text = f"{metric_words(metric)} {measured_text(metric, value, interval)}, {remark}"
         if all_empty:
             empty = f"all {all_empty:,} texts are empty" if all_empty > 1 else "its only text is empty"
@@ -163,8 +179,7 @@ def _judged(metric: str, found: BaseDifference | None, base: Base, *, certain: b
             why = f"it takes {LEAST_ROWS} rows; hold out more of them (data.validation, evaluation.max_rows"
             why += ", evaluation.generate_rows)" if is_of_texts(metric) else ")"
         return "not_compared", f"not compared with the base model: {why}"
-    sign = 1 if higher_is_better(metric) else -1
-    gain, *ends = (sign * each for each in (found.difference, found.low, found.high))
+    gain, *ends = (_sign(metric) * each for each in (found.difference, found.low, found.high))
     low, high = sorted(ends)
     said, least, most = (metric_figure(metric, abs(each)) for each in (gain, low, high))
     if low > 0:
@@ -174,3 +189,7 @@ def _judged(metric: str, found: BaseDifference | None, base: Base, *, certain: b
     if low == high == 0:
         return "no_better", f"no better than {than} (the same)"
     return "no_better", f"no better than {than} (between {least} worse and {most} better)"
+
+
+def _sign(metric: str) -> int:
+    return 1 if higher_is_better(metric) else -1

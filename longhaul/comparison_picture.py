@@ -96,7 +96,7 @@ def _losses(axes: Axes, jobs: Sequence[ComparedJob], curves: Mapping[str, Curve]
     else:
         axes.text(0.5, 0.5, "no metrics yet", color=INK, ha="center", va="center", transform=axes.transAxes)
     axes.set_xlabel("step", color=INK)
-    axes.set_ylabel("loss (nats)", color=INK)
+    axes.set_ylabel("loss", color=INK)
     axes.set_title("Training loss", color=INK, fontsize=12, loc="left")
 
 

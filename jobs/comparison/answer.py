@@ -156,7 +156,8 @@ class SeedRuns(Frozen):
     n: int
     """How many of them have a final loss."""
     mean: float | None
-    """Of their final losses, nats per target token (of a classifier: per row); null: there is none."""
+    """Of their final losses, nats per target token (of a classifier: per row; of a regression squared errors); null:
+    there is none."""
     standard_deviation: float | None
     """Of the same, as a sample; null below two."""
 

@@ -176,7 +176,7 @@ class JobFacts:
         match self.plan and self.plan.task, side:
             case "causal", _:
                 return "max_tokens"
-            case "classification", "target":
+            case "classification" | "regression", "target":
                 return None
         return f"max_{side}_tokens"
 

@@ -140,6 +140,11 @@ def format_figure(value: float, places: int = 4) -> str:
     return f"{value:,.{places}f}"
 
 
+def format_score(value: float) -> str:
+    """A number that a model answers, in six digits, as a program reads it: `4.1875`, `1.5e-07`."""
+    return f"{value:.6g}"
+
+
 def format_change(value: float, digits: int = 4) -> str:
     """The same with its sign: `+0.5`, `-8.85e-4`."""
     return f"{'+' if value >= 0 else ''}{format_number(value, digits)}"

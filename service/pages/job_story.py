@@ -210,7 +210,7 @@ FILTERS = {
 
 Mark = dict[str, str | int | float | Mapping[str, float]]
 """`step`, `kind` (attempt, oom) and `text`; of an evaluation `step`, `kind`, `loss`, and metrics by their words,
-`shares` from 0 to 1 and `scores` to 100."""
+`shares` from 0 to 1, `scores` to 100 and `correlations` from -1."""
 
 
 @dataclass(frozen=True)
@@ -289,7 +289,7 @@ def story_of(events: Sequence[Event]) -> JobStory:
     kept = sorted(evaluations.values(), key=lambda each: each.step)
     for each in kept:
         mark: Mark = {"step": each.step, "kind": "evaluation", "loss": each.loss}
-        for scale in ("shares", "scores"):
+        for scale in ("shares", "scores", "correlations"):
             mark[scale] = {
                 metric_words(name): each.metrics[name] for name in each.metrics if metric_scale(name) == scale
             }

@@ -155,6 +155,6 @@ MODELS_TO_TRY: Mapping[RowKind, Mapping[str, str]] = {
 def kind_of(plan: Plan, preview: DataPreview) -> RowKind:
     """What the rows of a checked job were taken for; where it writes, `labels_noticed` says that its targets look like
     labels."""
-    if plan.task == "classification" or preview.labels_noticed:
+    if plan.task in ("classification", "regression") or preview.labels_noticed:
         return "labels"
     return "whole" if preview.sources[0].input is None else "pairs"

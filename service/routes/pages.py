@@ -179,7 +179,7 @@ def routes(
             delivered = run.has_model()
             values |= {"delivered": delivered, "checkpoints": newest_first, "askable": delivered or newest_first}
             summary = one["plan"] if isinstance(one["plan"], CheckSummary) else None
-            values["classifies"] = summary is not None and summary.task == "classification"
+            values["classifies"] = summary is not None and summary.task in ("classification", "regression")
             values["pairs"] = summary.input if summary is not None and summary.of_pairs else None
             never = one["dry_run"] or one["kind"] == "evaluate"
             values["why_no_model"] = (

@@ -16,19 +16,24 @@ from jobs.verdict import BaseDifference
         ("causal", False, "loss perplexity token_accuracy exact_match chrf bleu rouge1 rouge2 rougeL"),
         ("classification", False, "loss accuracy macro_f1"),
         ("classification", True, "loss macro_f1 micro_f1 subset_accuracy"),
+        ("regression", False, "loss mse rmse mae pearson spearman"),
     ],
 )
 def test_a_task_has_its_metrics(task: str, several: bool, names: str) -> None:
     assert " ".join(metrics_of(task, multi_label=several)) == names
 
 
-def test_only_of_losses_less_is_better() -> None:
-    assert {str(each) for each in EvaluationMetric if not each.higher_is_better} == {"loss", "perplexity"}
+ERRORS = {"loss", "perplexity", "mse", "rmse", "mae"}
+
+
+def test_only_of_losses_and_errors_less_is_better() -> None:
+    assert {str(each) for each in EvaluationMetric if not each.higher_is_better} == ERRORS
 
 
 def test_scales() -> None:
     scales = {each: metric_scale(each) for each in EvaluationMetric}
-    assert {each for each, scale in scales.items() if scale is None} == {"loss", "perplexity"}
+    assert {each for each, scale in scales.items() if scale is None} == ERRORS
+    assert {each for each, scale in scales.items() if scale == "correlations"} == {"pearson", "spearman"}
     assert {each for each, scale in scales.items() if scale == "scores"} == {"chrf", "bleu"}
     assert metric_scale("comet_score") is None
 

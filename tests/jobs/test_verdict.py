@@ -152,3 +152,24 @@ def test_a_classifier_that_is_no_better_than_the_commonest_class_says_so(
     assert "0.3000 better than the base model with an untrained head (0.2000 to 0.4000)" in found.text
     said = f"; {than} always answering the commonest class ({0.6 - commonest[0]:.4f})"
     assert found.text.endswith(said) == (than is not None)
+
+
+@pytest.mark.parametrize(
+    ("alone", "outcome", "than"),
+    [
+        ((-0.02, -0.05, 0.01), "mean_score", "not surely better than"),
+        ((0.2, 0.1, 0.3), "mean_score", "worse than"),
+        ((-0.2, -0.3, -0.1), "better", None),
+    ],
+)
+def test_a_regression_that_is_no_better_than_the_mean_score_says_so(
+    alone: tuple[float, float, float], outcome: str, than: str | None
+) -> None:
+    found = Verdict.of(
+        "rmse", 0.6, ConfidenceInterval(low=0.5, high=0.7), {"rmse": change(-0.3, -0.4, -0.2)}, base="new_head",
+        against_commonest=change(*alone),
+    )  # fmt: skip
+    assert (found.outcome, found.warns) == (outcome, outcome != "better")
+    assert "0.3000 better than the base model with an untrained head (0.2000 to 0.4000)" in found.text
+    said = f"; {than} always answering the mean score ({0.6 - alone[0]:.4f})"
+    assert found.text.endswith(said) == (than is not None)

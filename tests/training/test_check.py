@@ -215,7 +215,6 @@ def test_rows_for_another_task_are_sent_there(workplace: Workplace) -> None:
         ({"chosen": [{"role": "user", "content": "how is {}?"}, {"role": "assistant", "content": "good"}],
           "rejected": []}, "preferences, as DPO learns them"),
         ({"tokens": ["a", "b"], "ner_tags": [0, 1]}, "a label for each word"),
-        ({"sentence1": "{}", "sentence2": "{}", "score": 0.5}, "a score for two texts"),
     ],
 )  # fmt: skip
 def test_rows_that_nothing_here_learns_from_are_called_what_they_are(

@@ -101,7 +101,7 @@ def draw(
             axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
         axes.set_title(title.replace("$", r"\$"), color=INK, fontsize=11, loc="left", wrap=True)
         axes.set_xlabel("step", color=INK)
-        axes.set_ylabel("loss (nats)", color=INK)
+        axes.set_ylabel("loss", color=INK)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
         axes.tick_params(colors=INK)

@@ -188,7 +188,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     task = task.labelled(labels, config, complete=complete, usable=usable)
     if any(each.templates[0] and each.templates[0].pair for each in looked_at):
         task = task.of_pairs(state, config)
-    if not labels.keys() <= {label.name for label in task.labels}:  # some stand for others, or for none
+    if task.labels and not labels.keys() <= {label.name for label in task.labels}:  # some stand for others, or for none
         looked_at = [each.again(spec, task, rewriter) for each in looked_at]
     left = without_earlier([(each.head, each.rows) for each in looked_at])
     looked_at = [replace(each, rows=rows) for each, rows in zip(looked_at, left, strict=True)]

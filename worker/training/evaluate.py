@@ -28,6 +28,7 @@ from worker.training.optimizers.loss_scaling import BEYOND_FLOAT16
 from worker.training.planning.budget import texts_together
 from worker.training.scores.statistics import Floats, difference, interval, score
 from worker.training.scores.texts import is_unspaced, text_statistics
+from worker.training.tasks.evaluated import Answers
 from worker.training.tasks.task import Limit, Measured
 from worker.training.tasks.widths import EVALUATED_TOGETHER
 
@@ -58,7 +59,7 @@ class Evaluation:
     """The metric that says whether the model is better than before training."""
     base: Base
     against_commonest: BaseDifference | None
-    """By that metric, of a classifier."""
+    """By that metric, of a classifier or a regression."""
     generated_texts: int
     empty_texts: int
     confusion: ConfusionMatrix | None = None
@@ -109,7 +110,7 @@ def evaluate(context: TrainingContext) -> Evaluation:
     intervals = {str(metric): found for metric, each in statistics.items() if (found := interval(each)) is not None}
     judging = judged_by(context, [_M.LOSS.value, *finite], intervals)
     commonest = [(statistics[metric], each) for metric, each in measured.commonest.items() if metric == judging]
-    written_texts = [] if loaded.task.labels else [text.generated for text in written_of.values()]
+    written_texts = [] if loaded.task.has_labels else [text.generated for text in written_of.values()]
     return Evaluation(
         loss=loss,
         rows=count,
@@ -145,7 +146,7 @@ def judged_by(context: TrainingContext, measured: Sequence[str], certain: Collec
     if best != _M.LOSS and best in measured:
         return str(best)
     learned, read = rows.target_lengths.sum(), rows.input_lengths.sum()
-    plain = not (task.targets_apart or task.labels) and learned >= read - len(rows)
+    plain = not (task.targets_apart or task.has_labels) and learned >= read - len(rows)
     by_texts = not plain and context.spec.model not in BUILTIN_MODELS
     known = [str(metric) for metric in judging_metrics(by_texts=by_texts) if metric in measured]
     return next((metric for metric in known if metric in certain), known[0])
@@ -158,7 +159,7 @@ def _base(context: TrainingContext, loss: float | None) -> Base:
     if context.plan.model.new:
         return "new_head"
     loaded = context.loaded
-    guess = math.inf if loaded.task.labels else math.log(loaded.model.config.vocab_size)
+    guess = math.inf if loaded.task.has_labels else math.log(loaded.model.config.vocab_size)
     return "pretrained" if loss is None or loss < _GUESSED * guess else "at_chance"
 
 
@@ -222,7 +223,7 @@ def _loss(context: TrainingContext, going: Pass, limit: Limit) -> tuple[float, M
     journal.phase("evaluate")
     total = torch.zeros((), dtype=torch.float64, device=loaded.model.device)
     going.batches = batches = limit.batches(context.data.validation, going.groups, loaded.pad_id)
-    by_row: list[tuple[Floats, Int64]] = []
+    by_row: list[tuple[Floats, Answers]] = []
     for done, batch in enumerate(batches):
         context.stop.raise_if_asked()
         going.at = done

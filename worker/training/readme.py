@@ -39,9 +39,8 @@ def readme(context: TrainingContext, method: Method, result: TrainResult, remark
     report = context.data.manifest.report
     evaluations = evaluations_of(context.run)
     base = plan.model.source + (f" at commit {plan.model.revision}" if plan.model.revision else "")
-    measured = (
-        "not evaluated" if loss is None else f"validation loss {format_figure(loss)} (nats per {loaded.task.unit})"
-    )
+    loss_is = "mean squared error" if loaded.task.squares else f"nats per {loaded.task.unit}"
+    measured = "not evaluated" if loss is None else f"validation loss {format_figure(loss)} ({loss_is})"
     training, resolved = spec.training, plan.resolved
     loaded_as = "bfloat16" if resolved.dtype == "bfloat16" else "float16, adapters in float32"
     dropout = "the model's own" if training.dropout is None else f"{training.dropout}"
@@ -56,7 +55,7 @@ def readme(context: TrainingContext, method: Method, result: TrainResult, remark
         "| | |",
         "|---|---|",
         f"| base model | {_cell(base)} ({loaded.parameters:,} parameters) |",
-        *([f"| new | the classification head is new: {_cell(', '.join(plan.model.new))} |"] if plan.model.new else []),
+        *([f"| new | the {plan.task} head is new: {_cell(', '.join(plan.model.new))} |"] if plan.model.new else []),
         f"| data | {_cell(_named(spec.data.sources))}: {report.train_rows:,} rows to learn from, "
         f"{report.validation_rows:,} held out; prepared as `{context.data.folder.name}` |",
         f"| task | {plan.task} |",

@@ -86,12 +86,13 @@ def write_result(context: TrainingContext, kept: VerifiedCheckpoint | None, resu
 # Whether merged weights are those of the model with its adapters: asked before they are delivered.
 #
 # Held-out rows go through both, in fp32 (on a CPU float64), with no copy of the model: the mean log-probability of
-# their target tokens, or labels, must be the same. What rounding the merged weights changes, before they are written,
-# is measured with them: so much the result departs from what was trained and evaluated.
+# their target tokens, or labels, must be the same (of scores the mean squared error). What rounding the merged weights
+# changes, before they are written, is measured with them: so much the result departs from what was trained and
+# evaluated.
 
 LIMIT = 1e-6
 """Nats a token, or a row of labels, at most, between the model with adapters and the one with merged weights, before
-these are rounded."""
+these are rounded; of scores above 1, times the square of the largest."""
 ROWS = 16
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 _ADAPTERS_STAY = "model/ holds the adapters, which are as they were trained; the merged model was not written"
@@ -101,11 +102,14 @@ log = logging.getLogger("longhaul.trainer")
 
 @dataclass(frozen=True)
 class MergeCheck:
-    """Differences of the mean log-probability of a held-out token, or of a label (nats)."""
+    """Differences of the mean log-probability of a held-out token, or of a label (nats); of a regression, of the mean
+    squared error."""
 
     dtype: torch.dtype
     """Of the weights that are written."""
     unit: str
+    """As in `Task`."""
+    squares: bool
     """As in `Task`."""
     rows: int
     exact: float
@@ -119,11 +123,21 @@ class MergeCheck:
     def text(self) -> str:
         """For people."""
         return (
-            f"merged in {_SHORT[self.dtype]}: over {self.rows} rows the mean log-probability of a {self.unit} changes "
-            f"by {format_change(self.rounded, 2)} nats (of one row by {format_number(self.rounded_worst, 2)} at "
+            f"merged in {_SHORT[self.dtype]}: over {self.rows} rows the {self.figure} changes "
+            f"by {format_change(self.rounded, 2)}{self.nats} (of one row by {format_number(self.rounded_worst, 2)} at "
             f"most), and by {format_number(self.exact, 1)} "
             "before the weights are rounded"
         )
+
+    @property
+    def figure(self) -> str:
+        """What is compared."""
+        return f"mean {'squared error' if self.squares else 'log-probability'} of a {self.unit}"
+
+    @property
+    def nats(self) -> str:
+        """Behind a figure."""
+        return "" if self.squares else " nats"
 
 
 def check_merged(loaded: LoadedModel, data: PreparedDataset, journal: Journal, cache: Cache) -> MergeCheck:
@@ -147,6 +161,7 @@ def check_merged(loaded: LoadedModel, data: PreparedDataset, journal: Journal, c
     found = MergeCheck(
         dtype=loaded.method.dtype,
         unit=loaded.task.unit,
+        squares=loaded.task.squares,
         rows=len(batches),
         exact=abs(float((merged - apart).sum() / tokens.sum())),
         rounded=float((rounded - apart).sum() / tokens.sum()),
@@ -155,16 +170,17 @@ def check_merged(loaded: LoadedModel, data: PreparedDataset, journal: Journal, c
     log.info("%s", found.text)
     if not math.isfinite(found.rounded):
         raise Rejected(
-            f"rounded to {_SHORT[found.dtype]}, the merged weights give no log-probability: they are out of its range",
+            f"rounded to {_SHORT[found.dtype]}, the merged weights give no {found.figure}: they are out of its range",
             code="merge_differs",
             param="method.merge",
             hint=_ADAPTERS_STAY,
         )
-    if not found.exact <= LIMIT:  # also where it is no number
+    scores = data.manifest.report.scores
+    limit = LIMIT * max(1.0, scores.low**2, scores.high**2) if scores else LIMIT
+    if not found.exact <= limit:  # also where it is no number
         raise Rejected(
-            f"with merged weights the mean log-probability of a {found.unit} is another by "
-            f"{format_number(found.exact, 2)} nats, and "
-            f"{LIMIT:g} is the most that is rounding",
+            f"with merged weights the {found.figure} is another by {format_number(found.exact, 2)}{found.nats}, and "
+            f"{limit:g} is the most that is rounding",
             code="merge_differs",
             param="method.merge",
             hint=_ADAPTERS_STAY,

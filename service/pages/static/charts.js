@@ -214,7 +214,8 @@ function draw() {
   place.replaceChildren();
   plots = [];
   const names = (of) => [...new Set(evaluations().flatMap((mark) => Object.keys(mark[of])))];
-  const measured = [{ title: "metrics", unit: "0 to 1", of: "shares" }, { title: "metrics", unit: "0 to 100", of: "scores" }];
+  const scales = { shares: "0 to 1", scores: "0 to 100", correlations: "-1 to 1" };
+  const measured = Object.entries(scales).map(([of, unit]) => ({ title: "metrics", unit, of }));
   const [loss, ...others] = PANELS;
   for (const panel of [loss, ...measured.map((panel) => ({ ...panel, metrics: names(panel.of) })), ...others].filter(known)) {
     const box = document.createElement("div");

@@ -213,6 +213,17 @@ def test_what_decides_where_the_sweep_does_not_say() -> None:
     assert (chosen.by, sweep({"training.batch_size": [4]}).by) == ("macro_f1", "loss")
 
 
+@pytest.mark.parametrize(("metric", "direction"), [("spearman", "maximize"), ("mse", "minimize")])
+def test_a_regression_is_swept_by_its_metrics(metric: str, direction: str) -> None:
+    asked = {"job": JOB | {"task": "regression"}, "space": {"training.batch_size": [4]}, "metric": metric}
+    spec = parse_sweep(asked | {"direction": direction})
+    assert (spec.by, spec.trial({}).checkpoint.best) == (metric, metric)
+    with pytest.raises(UserError, match=f"of {metric} a sweep can only {direction}"):
+        parse_sweep(asked | {"direction": {"maximize": "minimize", "minimize": "maximize"}[direction]})
+    with pytest.raises(UserError, match="the task classification has loss, accuracy, macro_f1, and not"):
+        parse_sweep(asked | {"job": JOB})
+
+
 def test_the_specification_is_read_back_as_it_was() -> None:
     spec = sweep(CONDITIONAL, sampler="grid", metric="accuracy")
     again = SweepSpec.model_validate_json(spec.model_dump_json(by_alias=True))

@@ -10,6 +10,8 @@ would wait most of a minute for that, with both CPUs idle.
 import importlib.machinery
 import os
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 
 def _named_by_it(pid: int, policy: int, param: os.sched_param) -> None:
@@ -22,7 +24,7 @@ os.sched_setscheduler = _named_by_it
 
 SOON = {
     "jobs.redis.store": {"LEASE_MS": 10_000},
-    "worker.lease": {"RENEW_S": 1.0},
+    "worker.supervise": {"RENEW_S": 1.0},
     "worker.reconcile": {"EVERY_S": 3.0, "STANDBY_S": 1.0},
     "worker.runs_lock": {"UNKNOWN_S": 6.0},
     "jobs.redis.requests": {"HELD_S": 6.0},
@@ -35,10 +37,12 @@ class _Soon:
     """Finds those modules, before all other finders."""
 
     @staticmethod
-    def find_spec(name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        name: str, path: Sequence[str] | None, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if name not in SOON:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        spec: Any = importlib.machinery.PathFinder.find_spec(name, path)
         run = spec.loader.exec_module
 
         def run_and_replace(module: object) -> None:
@@ -47,7 +51,8 @@ class _Soon:
             vars(module).update(SOON[name])
 
         spec.loader.exec_module = run_and_replace
-        return spec
+        found: importlib.machinery.ModuleSpec = spec
+        return found
 
 
 if "LONGHAUL_TEST_SOON" in os.environ:

@@ -20,6 +20,7 @@ CHATS = [
 FOXES = [{"input": f"question {n}", "target": "the fox 🦊"} for n in range(48)]
 """Of a model whose tokenizer has a token for each byte of the last character."""
 CLASSES = [{"text": f"{word} number {n}", "label": word} for n in range(24) for word in ("bread", "soup", "cake")]
+SCORES = [{"text": f"{word} number {n}", "score": n % 5 / 2} for n in range(24) for word in ("bread", "soup", "cake")]
 TRAINING: dict[str, Any] = {"epochs": 4, "batch_size": 8, "learning_rate": 0.01}
 LORA = {"type": "lora", "rank": 4}
 JOBS: dict[str, dict[str, Any]] = {
@@ -35,6 +36,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "training": TRAINING | {"epochs": 8, "learning_rate": 0.005},
     },
     "classification": {"train": "classes.jsonl", "model": "builtin:roberta-tiny"},
+    "regression": {"train": "scores.jsonl", "model": "builtin:roberta-tiny", "task": "regression"},
 }
 
 
@@ -47,6 +49,7 @@ class TrainedJobs:
         self.place.rows("chats.jsonl", CHATS)
         self.place.rows("foxes.jsonl", FOXES)
         self.place.rows("classes.jsonl", CLASSES)
+        self.place.rows("scores.jsonl", SCORES)
         (self.place.data / "bytes").mkdir()
         builtin.build(self.place.data / "bytes", ["the fox"], seed=0)
         self._runs: dict[str, RunDir] = {}

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    pipeline,
+)
 
 from jobs.attempt import Finished, TrainResult
 from jobs.disk.rundir import RunDir
@@ -17,7 +23,7 @@ from jobs.generation import GenerateBody, Output, Sampling
 from jobs.trainer_facts import EvaluationFinished
 from tests.training.attempts import facts
 from tests.training.forked import fork
-from tests.training.generation.conftest import CHATS, CLASSES, FOXES, TrainedJobs
+from tests.training.generation.conftest import CHATS, CLASSES, FOXES, SCORES, TrainedJobs
 from tests.training.workplace import pairs
 from worker.training.generation.serving import Models, answer, learned_new_tokens, yield_to_others
 
@@ -235,6 +241,22 @@ def test_a_classifier_gives_every_label_with_its_probability(trained: TrainedJob
         logits = model(**tokenizer(output.input, return_tensors="pt")).logits[0].float()
     assert output.text == output.labels[0].label == model.config.id2label[int(logits.argmax())]
     assert output.labels[0].probability == pytest.approx(float(logits.softmax(-1).max()), abs=1e-6)
+
+
+def test_a_regression_gives_the_score_that_transformers_gives(trained: TrainedJobs) -> None:
+    run = trained["regression"]
+    heard = ask(run, rows=SCORES[:3], base=True)
+    found = [each for each in outputs(heard) if each.model == "trained"]
+    model: Any = AutoModelForSequenceClassification.from_pretrained(run.model, dtype=torch.bfloat16)
+    assert model.config.problem_type == "regression" and model.num_labels == 1
+    tokenizer: Any = AutoTokenizer.from_pretrained(run.model)
+    opened = pipeline("text-classification", model=model, tokenizer=tokenizer, function_to_apply="none")
+    with torch.no_grad():
+        scores = [model(**tokenizer(each.input, return_tensors="pt")).logits.item() for each in found]
+    assert [each.score for each in found] == scores == [opened(each.input)[0]["score"] for each in found]
+    assert [each.text for each in found] == [f"{score:.6g}" for score in scores]
+    assert all(each.labels is None and each.tokens == 0 for each in found)
+    assert [part["text"] for part in heard.of("text") if part["model"] == "trained"] == [each.text for each in found]
 
 
 def test_what_cannot_be_answered_is_refused_with_what_to_do(trained: TrainedJobs) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from benchmarks.memory_prediction import CLASSIFIER, LABELS, Configuration, measured
+from benchmarks.memory_prediction import CLASSIFIER, LABELS, REGRESSION, Configuration, measured
 from jobs.errors import Rejected
 from jobs.memory_plan import OptimizerName
 from jobs.spec import LoraMethod, TrainingSpec
@@ -96,6 +96,7 @@ WIDE_ADAPTERS = {"rank": 64, "adapter_dtype": "float32", "dropout": 0.1}
         (CLASSIFIER, ROBERTA, "adafactor", 1, BF16, True, True, None),
         (OF_PAIRS, ROBERTA | {"model_type": "bert", "type_vocab_size": 2}, "adafactor", 0, BF16, True, True, None),
         (OF_PAIRS, ROBERTA | {"model_type": "bert", "type_vocab_size": 2}, "adafactor", 0, BF16, False, False, None),
+        (REGRESSION, ROBERTA | {"num_labels": 1}, "adafactor", 0, BF16, True, True, None),
         (Seq2Seq(), SHALLOW | {"model_type": "mt5"}, "adafactor", 0, BF16, True, True, None),
         (Seq2Seq(), BART, "adafactor", 0, BF16, True, True, None),
         (Seq2Seq(), BART, "adafactor", 1, BF16, True, False, None),

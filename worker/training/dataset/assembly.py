@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jobs.dataset_report import ScoreSummary
 from jobs.errors import HostOutOfMemory
 from jobs.process.lifeline import tie_to_parent
 from jobs.text.units import GIB
@@ -263,8 +264,9 @@ class Assembly:
         rows = {part: len(numbers) for part, numbers in parts.items()}
         short = summary(self.source_counts, lengths, rows, self._validation, shared_inputs(split_keys, parts))
         labels = {most: label_report(self._writer.numbers(), split_keys, parts, most) for most in (IN_SUMMARY, IN_FULL)}
-        full = full_report(names, self.source_counts, short.model_copy(update={"labels": labels[IN_FULL]}))
-        short = short.model_copy(update={"labels": labels[IN_SUMMARY]})
+        field = "scores" if isinstance(labels[IN_FULL], ScoreSummary) else "labels"
+        full = full_report(names, self.source_counts, short.model_copy(update={field: labels[IN_FULL]}))
+        short = short.model_copy(update={field: labels[IN_SUMMARY]})
         (self._folder / REPORT).write_text(json.dumps(full.model_dump(), indent=1, ensure_ascii=False) + "\n")
         (self._folder / PICTURE).write_bytes(report.draw(lengths))
         self._writer.finish(parts, short, self.ends)

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from jobs.companions import CompanionColumns
-from jobs.dataset_report import ClassSummary
+from jobs.dataset_report import ClassSummary, ScoreSummary
 from jobs.preview import RowPreview, SpanPreview
 from jobs.spec import DataSpec
 from worker.training.dataset.data import SIDES, Int64, Tokens
@@ -53,11 +53,11 @@ class RowEncoder(Protocol):
 
 
 class LabelReport(Protocol):
-    """Says which labels the rows of a dataset have."""
+    """Says which labels or scores the rows of a dataset have."""
 
     def __call__(
         self, numbers: Mapping[str, tuple[Tokens, Int64]], split_keys: UInt64, parts: Mapping[str, Int64], most: int
-    ) -> ClassSummary | None:
+    ) -> ClassSummary | ScoreSummary | None:
         """`numbers` by side, with where each row begins and ends; [rows] keys; rows of train and validation; classes
         to name at most."""
 

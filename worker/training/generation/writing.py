@@ -16,6 +16,7 @@ from jobs.errors import Rejected
 from jobs.generation import GenerateBody, LabelProbability, ModelName, Output
 from jobs.plan import Plan
 from jobs.spec import JobSpec
+from jobs.text.units import format_score
 from worker.training.network.model import LoadedModel
 from worker.training.rows.characters import Rewriter
 from worker.training.rows.chat import asked_turns
@@ -131,8 +132,9 @@ class Answering:
         ids = torch.tensor([prompt.ids], device=device)
         with torch.no_grad():
             if self.loaded.task.has_labels:
-                types = torch.tensor([prompt.types], device=device) if prompt.types else None
-                return Output(**about, **self._classes(ids, types))
+                logits = self._logits(ids, prompt.types)
+                said = self._score(logits, text) if self.loaded.task.squares else self._classes(logits)
+                return Output(**about, **said)
             written, reason = self._write(ids, body, text, cancelled)
         return Output(**about, **calls_in(prompt, written[0]), text=written[0], tokens=written[1], finish_reason=reason)
 
@@ -177,9 +179,18 @@ class Answering:
         assert isinstance(text, str)
         return text if self.loaded.model.config.is_encoder_decoder else text.strip()
 
-    def _classes(self, ids: torch.Tensor, types: torch.Tensor | None) -> dict[str, Any]:
-        given = {"input_ids": ids} | ({} if types is None else {"token_type_ids": types})
-        logits = self.loaded.model(**given, attention_mask=torch.ones_like(ids)).logits[0].float()
+    def _logits(self, ids: torch.Tensor, types: Sequence[int]) -> torch.Tensor:
+        given = {"token_type_ids": torch.tensor([types], device=ids.device)} if types else {}
+        found: torch.Tensor = self.loaded.model(input_ids=ids, attention_mask=torch.ones_like(ids), **given).logits[0]
+        return found
+
+    def _score(self, logits: torch.Tensor, text: Callable[[str], object]) -> dict[str, Any]:
+        score = float(logits[0])
+        text(said := format_score(score))
+        return {"text": said, "tokens": 0, "finish_reason": "stop", "score": score}
+
+    def _classes(self, logits: torch.Tensor) -> dict[str, Any]:
+        logits = logits.float()
         likely = logits.sigmoid() if self._several else logits.softmax(-1)
         names: Any = self.loaded.model.config.id2label  # by number
         found = sorted(

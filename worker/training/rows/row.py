@@ -27,6 +27,7 @@ LABEL_TWICE = "the same label twice in a list"
 NO_RESULT, NO_RESULT_CELL = "a formula without a result", "\U000ff0f0=\U000ff0f0"
 """Why a row is rejected, and the text that stands for such a cell: no text of people has it."""
 NOT_ONE = "a list that is not one label"
+NOT_A_NUMBER, NOT_FINITE, DECIMAL_COMMA = "a score that is no number", "a score that is not finite", "a decimal comma"
 NOT_A_CHAT = "not a chat"
 NO_TOOLS = "the chat template writes no tools"
 TOO_DEEP = "data nested too deeply"
@@ -35,6 +36,9 @@ REPAIRS = dict.fromkeys((STRAY_QUOTE, DOUBTFUL_QUOTES), QUOTING) | {
     LABEL_TWICE: "write each label of a row once, by its name; a vector of 0 and 1 is no list of labels",
     NO_RESULT: "open the workbook in a spreadsheet program and save it, so that it holds the results",
     NOT_ONE: "to learn several labels a row, add --set task.multi_label=true",
+    NOT_A_NUMBER: "write each score as a number, such as 3.5; to learn texts as classes, set task: classification",
+    NOT_FINITE: "leave out rows without a score, or write it as a number, such as 3.5",
+    DECIMAL_COMMA: "write scores with a point: 3.5 in place of 3,5",
     NOT_A_CHAT: "write each chat as a list of turns with role and content (or from and value), or as the JSON text of "
     "one; give a column of plain texts another name, such as text",
     NO_TOOLS: "take a model whose chat template writes tools, or remove the column tools",

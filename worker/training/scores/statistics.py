@@ -127,6 +127,58 @@ class LabelCounts:
         return replace(self, truth=truth, told=told)
 
 
+@dataclass(frozen=True)
+class RankCorrelation:
+    """Two numbers a row, of which only the order counts: Spearman's rank correlation, equal numbers sharing the mean of
+    their ranks (as scipy)."""
+
+    truth: Floats
+    """[rows]"""
+    told: Floats
+    """[rows]"""
+
+    def __len__(self) -> int:
+        return len(self.truth)
+
+    @property
+    def successes(self) -> int | None:
+        return None
+
+    def scores(self, weights: Floats) -> Floats:
+        first, second = (_ranks(each, weights) for each in (self.truth, self.told))
+        below = weights.sum(1, keepdims=True)
+        first, second = (each - (weights * each).sum(1, keepdims=True) / below for each in (first, second))
+        products = (
+            (weights * one * other).sum(1) for one, other in ((first, second), (first, first), (second, second))
+        )
+        return correlation(*products)
+
+    @property
+    def of_rows(self) -> list[Any]:
+        return [list(pair) for pair in zip(self.truth.tolist(), self.told.tolist(), strict=True)]
+
+    def like(self, of_rows: Sequence[Any]) -> Self:
+        truth, told = np.array(of_rows, np.float64).reshape(-1, 2).T
+        return replace(self, truth=truth, told=told)
+
+
+def _ranks(values: Floats, weights: Floats) -> Floats:
+    """[rows], [m, rows] how often each row counts -> [m, rows] the mean rank of each among as many."""
+    different, group = np.unique(values, return_inverse=True)
+    order = np.argsort(group, kind="stable")
+    starts = np.searchsorted(group[order], np.arange(len(different)))
+    often = np.add.reduceat(weights[:, order], starts, axis=1)
+    ranks: Floats = (np.cumsum(often, axis=1) - (often - 1) / 2)[:, group]
+    return ranks
+
+
+def correlation(products: Floats, first: Floats, second: Floats) -> Floats:
+    """[m] the sums of products of two centred numbers, and of the squares of each -> [m]; NaN where one is constant."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found: Floats = np.where((first > 0) & (second > 0), products / np.sqrt(first * second), np.nan)
+    return np.clip(found, -1.0, 1.0)
+
+
 # -- intervals ---------------------------------------------------------------------------------------------------------
 # How sure a figure is: a share of rows by Wilson's score interval (1927), any other figure by the bootstrap over rows
 # (Efron 1979), and a difference by that over the same rows (Koehn 2004).

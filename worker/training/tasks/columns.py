@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from jobs.errors import BadData, Mistakes, Rejected
-from jobs.spec import BUILTIN_MODELS, PAIR
+from jobs.spec import BUILTIN_MODELS, PAIR, builtin_task
 from worker.training.dataset.tokens import Encoder, TokenizerState
 from worker.training.rows.chat import CHAT_FIELDS, written
 from worker.training.rows.text import Placeholder, Template, Templates, Texts, input_template, template
@@ -106,27 +106,38 @@ _PAIRS = (*_JOINED, ("query", "passage"), ("text", "text_pair"))
 _SINGLE = tuple(RowFormat(f"{text} and {label}", f"{{{text}}}", f"{{{label}}}") for text in _TEXTS for label in _LABELS)
 
 
-def _two_texts(columns: Sequence[tuple[str, str]], input: Callable[[str, str], str]) -> Sequence[RowFormat]:
+def _as_pair(one: str, other: str) -> str:
+    return f"{{{one}}} {PAIR} {{{other}}}"
+
+
+def _two_texts(
+    columns: Sequence[tuple[str, str]], input: Callable[[str, str], str], labels: Sequence[str] = _LABELS[:2]
+) -> Sequence[RowFormat]:
     return [
         RowFormat(f"{one}, {other} and {label}", input(one, other), f"{{{label}}}")
         for one, other in columns
-        for label in _LABELS[:2]
+        for label in labels
     ]
 
 
-LABELLED = (*_two_texts(_PAIRS, lambda one, other: f"{{{one}}} {PAIR} {{{other}}}"), *_SINGLE)
+LABELLED = (*_two_texts(_PAIRS, _as_pair), *_SINGLE)
 """The same for texts with labels; rows with two texts first, for they may be recognized by one of them as well."""
 LABELLED_BEFORE = (*_two_texts(_JOINED, lambda one, other: f"{one}: {{{one}}} {other}: {{{other}}}"), *_SINGLE)
 """The same as earlier versions read them."""
+_SCORES = ("score", "rating", "stars", "similarity", "similarity_score", "label", "labels")
+SCORED = (
+    *_two_texts(_PAIRS, _as_pair, _SCORES),
+    *(RowFormat(f"{text} and {score}", f"{{{text}}}", f"{{{score}}}") for text in _TEXTS for score in _SCORES),
+)
+"""The same for texts with scores."""
 
 
-_OF_TASKS = {"seq2seq": PAIRS, "causal": WHOLE, "classification": LABELLED}
+_OF_TASKS = {"classification": LABELLED, "regression": SCORED, "seq2seq": PAIRS, "causal": WHOLE}
 _NOT_LEARNED = (
     ({"chosen", "rejected"}, "preferences, as DPO learns them, which Longhaul does not"),
     ({"tokens", "ner_tags"}, "a label for each word, for a head that Longhaul does not train"),
     ({"tokens", "pos_tags"}, "a label for each word, for a head that Longhaul does not train"),
     ({"tokens", "tags"}, "a label for each word, for a head that Longhaul does not train"),
-    ({"sentence1", "sentence2", "score"}, "a score for two texts, for a head that Longhaul does not train"),
 )
 """Columns of well-known formats that no task here learns from, and what these are."""
 LONGEST = 200
@@ -183,10 +194,11 @@ def choose_templates(
             )
     elif of_another := next(((task, found.name) for task, found in others if found is not None), None):
         task, read_as = of_another
-        builtin = next(model for model, its_task in BUILTIN_MODELS.items() if its_task == task)
+        set_task = "set task: regression, and " if task == "regression" else ""  # auto does not take it
+        builtin = next(model for model in BUILTIN_MODELS if builtin_task(model, task) == task)
         hint = (
-            f"rows of {read_as} are for the task {task}: take a model for it, such as {builtin}; or say what to "
-            "learn from, with data.input and data.target"
+            f"rows of {read_as} are for the task {task}: {set_task}take a model for it, such as {builtin}; or say what "
+            "to learn from, with data.input and data.target"
         )
     else:
         hint = say_which(columns)

@@ -11,6 +11,8 @@ import torch
 from worker.training.dataset.data import Int64
 
 Floats = npt.NDArray[np.float64]
+Answers = npt.NDArray[np.int64] | npt.NDArray[np.float64]
+"""What a model says of rows: whole numbers, or scores."""
 
 
 @dataclass(frozen=True)
@@ -18,12 +20,12 @@ class Evaluated:
     """On the model's device. A unit is a target token; of a classifier a row."""
 
     loss_sum: torch.Tensor
-    """Negative log likelihood summed over units (0-dim, nats), in fp32 or better."""
+    """Negative log likelihood summed over units (0-dim, nats), of a regression squared errors, in fp32 or better."""
     losses: torch.Tensor
     """[N] that of each unit; 0 for padding."""
     answers: torch.Tensor
     """[N] whether the target token is the most probable one; of a classifier [B] the class that is most probable, of
-    several labels a row [B, K] 1 for each that is more probable than not."""
+    several labels a row [B, K] 1 for each that is more probable than not; of a regression [B] the score."""
 
 
 def sums(units: torch.Tensor, lengths: Int64) -> Floats:

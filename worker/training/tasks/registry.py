@@ -8,14 +8,16 @@ from difflib import get_close_matches
 from jobs.errors import Rejected
 from jobs.evaluation_metrics import EvaluationMetric
 from jobs.plan import DataPlan
-from jobs.spec import BUILTIN_MODELS, JobSpec
+from jobs.spec import JobSpec, builtin_task
 from worker.training.tasks.causal.task import Causal
+from worker.training.tasks.classification.regression import Regression
 from worker.training.tasks.classification.task import Classification
 from worker.training.tasks.seq2seq.task import Seq2Seq
 from worker.training.tasks.task import Config, Task
 
 _TASKS: dict[str, Callable[[JobSpec, DataPlan | None], Task]] = {
     "seq2seq": Seq2Seq.of, "causal": Causal.of, "classification": Classification.of,
+    "regression": Regression.of,
 }  # fmt: skip
 
 
@@ -34,9 +36,9 @@ def builtin_of(spec: JobSpec) -> Task | None:
 
     Raises Rejected (`model_not_supported`) where the job says another task.
     """
-    if spec.model not in BUILTIN_MODELS:
+    if (name := builtin_task(spec.model, spec.task.type)) is None:
         return None
-    task = task_of(spec, BUILTIN_MODELS[spec.model])
+    task = task_of(spec, name)
     if spec.task.type not in ("auto", task.name):
         raise _not_supported(f"{spec.model} is for the task {task.name}, and the job's is {spec.task.type}", task.name)
     return _with_its_options(spec, task)
@@ -96,11 +98,13 @@ def _answers(task: Task) -> str:
     """What its models answer with, for people."""
     if not task.has_labels:
         return f"texts, which the task {task.name} writes"
+    if task.squares:
+        return "rows with a score each"
     return "rows with several labels" if EvaluationMetric.MICRO_F1 in task.metrics else "rows with one label each"
 
 
 def _not_supported(what: str, task: str | None) -> Rejected:
-    known = "; ".join(f"{each.name}: {each.models}" for each in (Seq2Seq, Causal, Classification))
+    known = "; ".join(f"{each.name}: {each.models}" for each in (Seq2Seq, Causal, Classification, Regression))
     return Rejected(
         f"model: {what}",
         code="model_not_supported",

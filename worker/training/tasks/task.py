@@ -26,7 +26,7 @@ from worker.training.rows.text import Templates, Texts
 from worker.training.scores.statistics import Floats, Statistics
 from worker.training.steps.order import Widths
 from worker.training.steps.shape import Lengths, MicroBatchShape, SafeSize
-from worker.training.tasks.evaluated import Evaluated
+from worker.training.tasks.evaluated import Answers, Evaluated
 from worker.training.tasks.layout import Layout
 
 Config = Mapping[str, Any]
@@ -85,7 +85,8 @@ class Measured:
     statistics: Mapping[EvaluationMetric, Statistics] = field(default_factory=dict)
     """Of every metric that the task has, but for those of generated texts."""
     commonest: Mapping[EvaluationMetric, Statistics] = field(default_factory=dict)
-    """Of a classifier that always answers the commonest class of these rows; no loss."""
+    """Of a classifier that always answers the commonest class of these rows, of a regression the mean of their scores;
+    no loss."""
     confusion: ConfusionMatrix | None = None
     """Of a classifier with one label a row."""
 
@@ -116,12 +117,13 @@ class Batch(Protocol):
         """Those that the loss counts."""
 
     def loss_sum(self, model: PreTrainedModel) -> torch.Tensor:
-        """Negative log likelihood summed over the target tokens (0-dim, nats), in fp32 or better."""
+        """Negative log likelihood summed over the target tokens (0-dim, nats), or squared errors over rows, in fp32 or
+        better."""
 
     def evaluated(self, model: PreTrainedModel) -> Evaluated:
         """`loss_sum`, and what the metrics of the task are computed from; without gradients."""
 
-    def by_row(self, seen: Evaluated) -> tuple[Floats, Int64]:
+    def by_row(self, seen: Evaluated) -> tuple[Floats, Answers]:
         """[B] the loss of each row, [B, …] what the model answers; on the CPU."""
 
     def samples(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> list[Sample]:
@@ -245,6 +247,10 @@ class Task(RowTask, Protocol):
         """What the loss is a mean over, for people."""
 
     @property
+    def squares(self) -> bool:
+        """Whether the loss is a squared error; else it is a negative log likelihood."""
+
+    @property
     def metrics(self) -> tuple[EvaluationMetric, ...]:
         """By which its models can be judged."""
 
@@ -317,7 +323,7 @@ class Task(RowTask, Protocol):
 
     # -- rows as micro-batches ------------------------------------------------------------------------------------
 
-    def measured(self, rows: Rows, chosen: Int64, losses: Floats, answers: Int64) -> Measured:
+    def measured(self, rows: Rows, chosen: Int64, losses: Floats, answers: Answers) -> Measured:
         """[chosen] rows, and what `by_row` gave for each."""
 
     def widths(self, rows: Rows) -> Widths:

@@ -18,6 +18,7 @@ from worker.training.dataset.encoding import LabelReport
 from worker.training.dataset.tokens import TokenizerState
 from worker.training.rows.text import Template, Texts, template
 from worker.training.scores.statistics import Floats, Sums, quotient
+from worker.training.tasks.evaluated import Answers
 from worker.training.tasks.task import Config, Measured
 
 _M = EvaluationMetric
@@ -27,6 +28,7 @@ class Unlabelled:
     """The methods are described in `Task`."""
 
     unit: ClassVar[str] = "target token"
+    squares: ClassVar[bool] = False
     has_labels: ClassVar[bool] = False
     labels: ClassVar[tuple[LabelPlan, ...]] = ()
     reads_labels: ClassVar[bool] = False
@@ -76,7 +78,7 @@ class Unlabelled:
         assert not names, names
         return {}
 
-    def measured(self, rows: Rows, chosen: Int64, losses: Floats, answers: Int64) -> Measured:
+    def measured(self, rows: Rows, chosen: Int64, losses: Floats, answers: Answers) -> Measured:
         tokens = rows.target_lengths[chosen]
         return Measured(
             {

@@ -42,7 +42,7 @@ def config_of(family: str, labels: tuple[str, ...] | None = LABELS, **more: Any)
             config.pop(key, None)
         kind: Any = AutoModelForMaskedLM._model_mapping[CONFIG_MAPPING[family]]
         return config | {"architectures": [kind.__name__]}
-    return layout.adapted(config, labels, multi_label=bool(more.get("multi_label")))
+    return layout.adapted(config, labels, "regression" if len(labels) == 1 else "single_label_classification")
 
 
 def model_of(family: str, dtype: torch.dtype = torch.float64, **more: Any) -> PreTrainedModel:

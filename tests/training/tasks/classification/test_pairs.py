@@ -91,7 +91,7 @@ def small_model(family: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedMo
         return model_of("bert", vocab_size=len(tokenizer), pad_token_id=0)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return layout.build(layout.adapted(builtin.CONFIG, LABELS, multi_label=False), torch.float64)
+        return layout.build(layout.adapted(builtin.CONFIG, LABELS, "single_label_classification"), torch.float64)
 
 
 def gradients(model: PreTrainedModel) -> dict[str, torch.Tensor]:

@@ -18,11 +18,10 @@ from jobs.trainer_facts import Sample
 from worker.training.dataset.data import Int64, Rows
 from worker.training.steps.order import rounded
 from worker.training.steps.shape import MicroBatchShape
-from worker.training.tasks.classification.fused import ClassLoss, logits_of
-from worker.training.tasks.classification.metrics import names, probable
+from worker.training.tasks.classification.fused import ClassLoss, HeadLoss, logits_of
 from worker.training.tasks.classification.pairs import decoded, end_of, token_types
 from worker.training.tasks.compiled import onto
-from worker.training.tasks.evaluated import Evaluated, Floats
+from worker.training.tasks.evaluated import Answers, Evaluated, Floats
 from worker.training.tasks.limits import MicroBatchLimit
 
 
@@ -35,12 +34,12 @@ class ClassBatch:
     attention_mask: torch.Tensor | None
     """[B, S] int64, 1 where there is a token; None: no row is padded."""
     labels: torch.Tensor
-    """As of `ClassLoss.labels`."""
+    """As of `HeadLoss.labels`."""
     rows: Int64
     """[B] their numbers in the dataset."""
     lengths: Int64
     """[B] tokens of each."""
-    loss: ClassLoss
+    loss: HeadLoss
     token_types: torch.Tensor | None = None
     """[B, S] int64, of pairs; None: the model is told of none."""
 
@@ -55,36 +54,29 @@ class ClassBatch:
         return MicroBatchShape(len(self.rows), self.input_ids.shape[1], 1)
 
     def loss_sum(self, model: PreTrainedModel) -> torch.Tensor:
-        """0-dim, nats."""
+        """0-dim."""
         return self.loss.sum(self.logits(model), onto(self.labels, model.device))
 
     def evaluated(self, model: PreTrainedModel) -> Evaluated:
         """[B] rows."""
         logits = self.logits(model)
         losses = self.loss.of_rows(logits, onto(self.labels, model.device))
-        return Evaluated(losses.sum(), losses, probable(logits, several=self.loss.several))
+        return Evaluated(losses.sum(), losses, self.loss.answers(logits))
 
-    def by_row(self, seen: Evaluated) -> tuple[Floats, Int64]:
+    def by_row(self, seen: Evaluated) -> tuple[Floats, Answers]:
         """[B] the loss; [B], or [B, K] of several labels, what the model says."""
         return seen.losses.double().cpu().numpy(), seen.answers.cpu().numpy()
 
     def samples(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int) -> list[Sample]:
-        """The label of each row, and the one that the model finds most probable."""
-        logits, several = self.logits(model).float().cpu(), self.loss.several
-        guessed = probable(logits, several=several)
-        likely = None if several else logits.softmax(-1).max(-1).values.tolist()
+        """The label of each row, and what the model says."""
         known: Any = model.config.id2label  # by number
-        return [
-            Sample(
-                input=_texts(tokenizer, ids if mask is None else ids[mask.bool()]),
-                target=names(label, known),
-                generated=names(guess, known),
-                probability=None if likely is None else likely[row],
-            )
-            for row, (ids, mask, label, guess) in enumerate(
-                zip(self.input_ids, self._masks(), self.labels, guessed, strict=True)
-            )
-        ]
+        found = []
+        logits = self.logits(model).float().cpu()
+        for ids, mask, label, said in zip(self.input_ids, self._masks(), self.labels, logits, strict=True):
+            target, answer, probability = self.loss.words(label, said, known)
+            text = _texts(tokenizer, ids if mask is None else ids[mask.bool()])
+            found.append(Sample(input=text, target=target, generated=answer, probability=probability))
+        return found
 
     def _masks(self) -> Iterable[torch.Tensor | None]:
         return [None] * len(self.rows) if self.attention_mask is None else self.attention_mask
@@ -97,7 +89,7 @@ class ClassBatch:
 
 
 def class_batch(
-    rows: Rows, chosen: Int64, pad_id: int, width: int, loss: ClassLoss, separator: int | None = None
+    rows: Rows, chosen: Int64, pad_id: int, width: int, loss: HeadLoss, separator: int | None = None
 ) -> ClassBatch:
     """These rows, padded to this width. `separator`: behind the first of a row, token types are 1; None: none."""
     lengths = rows.input_lengths[chosen].astype(np.int64)
@@ -117,7 +109,7 @@ def class_batch(
 
 
 def empty_batch(
-    shape: MicroBatchShape, *, padded: bool, device: torch.device, loss: ClassLoss, typed: bool = False
+    shape: MicroBatchShape, *, padded: bool, device: torch.device, loss: HeadLoss, typed: bool = False
 ) -> ClassBatch:
     """Without values. `padded`: some rows are shorter than the widest. `typed`: tokens have types."""
 
@@ -151,11 +143,11 @@ class ClassLimit(MicroBatchLimit["ClassBatch"]):
     least_positions: ClassVar[int] = 4096
     """Encoders are small: what a micro-batch costs besides its positions, launches on a GPU and gradients that are
     cleared and added up on a CPU, is more of its time."""
-    loss: ClassLoss = field(default_factory=lambda: ClassLoss(1))
+    loss: HeadLoss = field(default_factory=lambda: ClassLoss(1))
     separator: int | None = None
     """As of `class_batch`."""
 
-    def with_loss(self, loss: ClassLoss) -> ClassLimit:
+    def with_loss(self, loss: HeadLoss) -> ClassLimit:
         """With which its micro-batches are learned."""
         return replace(self, loss=loss)
 

@@ -6,7 +6,7 @@ Made by *prepare*, once per (data, labels, seed), in the model store; needs no h
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +48,18 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def write(config: Mapping[str, Any], folder: Path, texts: Iterable[str], seed: int) -> None:
-    """Write tokenizer, config and weights into `folder`, which exists and is empty. `config`: with labels."""
+def write(
+    config: Mapping[str, Any],
+    folder: Path,
+    texts: Iterable[str],
+    seed: int,
+    begin: Callable[[Mapping[str, torch.Tensor]], object] = lambda tensors: None,
+) -> None:
+    """Write tokenizer, config and weights into `folder`, which exists and is empty. `config`: with labels. `begin`: may
+    change first values in place."""
     learn_tokenizer(texts).save_pretrained(str(folder))
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    (folder / "model.safetensors").write_bytes(_random_weights(config, seed))
+    (folder / "model.safetensors").write_bytes(_random_weights(config, seed, begin))
 
 
 def learn_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
@@ -80,10 +87,13 @@ def learn_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def _random_weights(config: Mapping[str, Any], seed: int) -> bytes:
+def _random_weights(
+    config: Mapping[str, Any], seed: int, begin: Callable[[Mapping[str, torch.Tensor]], object]
+) -> bytes:
     """A safetensors file of bf16 weights, drawn as RoBERTa draws them."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = build_model(config, torch.float32)
+    begin({name: tensor.detach() for name, tensor in model.named_parameters()})
     weights = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()}
     return save(weights, metadata={"format": "pt"})

@@ -7,9 +7,9 @@ code takes for granted of it is checked on the model itself, before it trains.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from jobs.text.units import format_share
 from worker.training.dataset.data import Int64, Rows
 from worker.training.kernels.dropout import FusedDropout
 from worker.training.kernels.packed_attention import PackedRows, packed_attention
-from worker.training.tasks.classification.metrics import truth_of
+from worker.training.tasks.classification.metrics import names, probable, truth_of
 from worker.training.tasks.compiled import set_dropout
 from worker.training.tasks.self_check import SelfCheck, short_rows
 
@@ -128,6 +128,39 @@ def _layer(layer: Any, hidden: torch.Tensor, asked: torch.Tensor, rows: PackedRo
 # The loss of a classifier: a row is its unit, whatever the number of its labels.
 
 
+class HeadLoss(Protocol):
+    """What a head learns of rows, and what it says of them."""
+
+    def labels(self, rows: Rows, chosen: Int64) -> torch.Tensor:
+        """[B, …] what each row has, on the CPU."""
+
+    def empty_labels(self, rows: int, device: torch.device) -> torch.Tensor:
+        """Without values."""
+
+    def sum(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """[B, K] and labels on the same device -> the loss summed over rows (0-dim), in fp32 or better."""
+
+    def of_rows(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The same -> [B] that of each row."""
+
+    def answers(self, logits: torch.Tensor) -> torch.Tensor:
+        """[B, K] -> [B, …] what the model says, of which metrics are made."""
+
+    def words(self, label: torch.Tensor, logits: torch.Tensor, known: Mapping[int, str]) -> Words:
+        """Of one row: its label, and [K], on the CPU; `known`: names of classes by number."""
+
+
+class Words(NamedTuple):
+    """Of one row, for people."""
+
+    target: str
+    """What the row has."""
+    answer: str
+    """What the model says."""
+    probability: float | None = None
+    """Of the answer, where it has one."""
+
+
 @dataclass(frozen=True)
 class ClassLoss:
     """Cross entropy over the classes; where a row has several labels, binary, the mean over the classes."""
@@ -155,9 +188,17 @@ class ClassLoss:
         losses = self._loss(logits, labels, "none")
         return losses.sum(1) if self.several else losses
 
-    def _loss(self, logits: torch.Tensor, labels: torch.Tensor, reduction: str) -> torch.Tensor:
-        import torch.nn.functional as F
+    def answers(self, logits: torch.Tensor) -> torch.Tensor:
+        """As `probable`."""
+        return probable(logits, several=self.several)
 
+    def words(self, label: torch.Tensor, logits: torch.Tensor, known: Mapping[int, str]) -> Words:
+        """The label, and the one that is most probable."""
+        guess = names(self.answers(logits[None])[0], known)
+        likely = None if self.several else float(logits.softmax(-1).max(-1).values)
+        return Words(names(label, known), guess, likely)
+
+    def _loss(self, logits: torch.Tensor, labels: torch.Tensor, reduction: str) -> torch.Tensor:
         wide = logits if logits.dtype == torch.float64 else logits.float()
         weights = None if self.weights is None else wide.new_tensor(self.weights)
         if not self.several:

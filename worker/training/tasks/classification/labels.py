@@ -27,6 +27,7 @@ from worker.training.rows.labels import (
     whole_number,
 )
 from worker.training.rows.row import LABEL_TWICE, NO_LABEL, REPAIRS, Defect
+from worker.training.rows.scores import like_scores
 from worker.training.rows.text import Texts
 from worker.training.tasks.classification.pairs import PairFrame, SentencePairs, end_of, types_begin
 
@@ -34,6 +35,7 @@ SEPARATOR = "; "
 """Between the labels of a row, for people."""
 
 _SHOWN = 5
+_AS_SCORES = "--set task.type=regression"
 
 
 def chosen_labels(
@@ -70,7 +72,9 @@ def chosen_labels(
             f"they begin with {_listed(labels)}",
             code="too_many_labels",
             param="data.target",
-            hint="is it the column of labels? a column of texts that are all different has none",
+            hint=f"are they scores? to learn numbers, add {_AS_SCORES}"
+            if like_scores(found)
+            else "is it the column of labels? a column of texts that are all different has none",
         )
     if len(labels) < least:
         raise BadData(
@@ -112,7 +116,9 @@ def how_read(found: Mapping[str, int], chosen: Sequence[str], *, several: bool) 
     by_number = {number: name for name in chosen if (number := whole_number(name)) is not None}
     equal = [(label, name) for label in found if (name := by_number.get(whole_number(label) or "", label)) != label]
     said = [f"{label} is read as {name}: they are the same number" for label, name in sorted(equal)[:_SHOWN]]
-    if (separator := separator_of(found)) is not None:
+    if like_scores(found):
+        said.append(f"labels look like scores ({_listed(ordered(found))}); to learn numbers, add {_AS_SCORES}")
+    elif (separator := separator_of(found)) is not None:
         parts = _listed(sorted({part for label in found for part in divided(label, separator)}))
         if several:
             said.append(f"texts that {separator} divides are read as several labels: {parts}")
@@ -165,7 +171,9 @@ def _other_labels(wanted: Sequence[str], known: Sequence[str]) -> Rejected:
         f"{len(wanted)} ({_listed(wanted)})",
         code="other_labels",
         param="model",
-        hint="name the pretrained model that it was made from; or write its labels, as the data names them, into "
+        hint="its one output is a score: set task: regression"
+        if len(known) == 1
+        else "name the pretrained model that it was made from; or write its labels, as the data names them, into "
         "id2label of its config.json, in the order of its head",
     )
 
@@ -229,7 +237,7 @@ class ClassEncoder:
         defects: dict[int, str] = {}
         for place, one in enumerate(texts):
             try:
-                numbers.append(self._known(labels_in(one.target, several=self._several)))
+                numbers.append(self.numbers(one.target))
             except Defect as defect:
                 defects[place] = str(defect)
         lengths = np.array([len(row) for row in numbers], np.int32)
@@ -252,8 +260,7 @@ class ClassEncoder:
 
     def preview(self, number: int, texts: Texts, rewritten: Mapping[str, int]) -> RowPreview:
         """The text, and its labels as they stand."""
-        labels = labels_in(texts.target, several=self._several)
-        self._known(labels)
+        self.numbers(texts.target)
         if texts.second:
             assert self._pairs is not None, "the tokenizer was tried with pairs"
             inspected = self._pairs.inspect(texts.input, texts.second, self._limit)
@@ -265,7 +272,7 @@ class ClassEncoder:
             )
             for text, (tokens, cut, unknown) in zip(texts.read, inspected, strict=True)
         )
-        written = SEPARATOR.join(labels)
+        written = SEPARATOR.join(labels_in(texts.target, several=self._several))
         return RowPreview(
             number=number,
             input=input,
@@ -276,8 +283,9 @@ class ClassEncoder:
             rewritten=dict(rewritten),
         )
 
-    def _known(self, labels: Sequence[str]) -> list[int]:
-        """Their numbers, ascending. Raises Defect where one has none."""
+    def numbers(self, target: str) -> list[int]:
+        """Those of its labels, ascending. Raises Defect where one has none."""
+        labels = labels_in(target, several=self._several)
         if not self._numbers.keys() >= set(labels):
             raise Defect(NOT_NAMED)
         return sorted(self._numbers[label] for label in labels)

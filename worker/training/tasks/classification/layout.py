@@ -52,8 +52,8 @@ def labels_of(config: Mapping[str, Any]) -> list[str]:
         raise _bad(f"id2label does not number labels from 0: {json.dumps(named)[:100]}") from None
 
 
-def adapted(config: Mapping[str, Any], labels: Sequence[str], *, multi_label: bool) -> dict[str, Any]:
-    """The config.json of a classifier with these labels."""
+def adapted(config: Mapping[str, Any], labels: Sequence[str], problem_type: str) -> dict[str, Any]:
+    """The config.json of a classifier with these labels. `problem_type`: as transformers names what it learns."""
     name = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(str(config.get("model_type")))
     if name is None:
         raise _bad(f"transformers has no classifier of type {config.get('model_type')!r}")
@@ -63,7 +63,7 @@ def adapted(config: Mapping[str, Any], labels: Sequence[str], *, multi_label: bo
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
         "num_labels": len(labels),
-        "problem_type": "multi_label_classification" if multi_label else "single_label_classification",
+        "problem_type": problem_type,
     }
 
 

@@ -23,12 +23,12 @@ from worker.training.dataset.encoding import LabelReport, Limits
 from worker.training.dataset.tokens import TokenizerState, guessed_tokens
 from worker.training.journal import Journal
 from worker.training.rows.labels import KnownLabels, LabelTemplate, labels_in
-from worker.training.rows.text import Templates, Texts, input_template
+from worker.training.rows.text import Template, Templates, Texts, input_template
 from worker.training.scores.statistics import Floats
 from worker.training.steps.shape import Lengths, MicroBatchShape, SafeSize
 from worker.training.tasks.classification import batches, builtin, layout, metrics
 from worker.training.tasks.classification.batches import ClassBatch, ClassLimit
-from worker.training.tasks.classification.fused import ClassLoss, balanced, configure
+from worker.training.tasks.classification.fused import ClassLoss, HeadLoss, balanced, configure
 from worker.training.tasks.classification.labels import (
     ClassEncoder,
     ClassTokenizer,
@@ -48,6 +48,7 @@ from worker.training.tasks.columns import (
     choose_templates,
     recognize,
 )
+from worker.training.tasks.evaluated import Answers
 from worker.training.tasks.layout import Layout, check_positions
 from worker.training.tasks.task import BuiltinModel, Config, Measured, Prompt, Usage
 from worker.training.tasks.widths import InputWidths
@@ -89,9 +90,14 @@ class Classification:
     targets_apart: ClassVar[bool] = False
     limit_keys: ClassVar[tuple[str, ...]] = ("data.max_input_tokens",)
     unit: ClassVar[str] = "row"
+    squares: ClassVar[bool] = False
     has_labels: ClassVar[bool] = True
     keeps_line_breaks: ClassVar[bool] = False
     keeps_ends: ClassVar[bool] = False
+    formats: ClassVar[Sequence[RowFormat]] = LABELLED
+    """What rows are recognized as."""
+    formats_before: ClassVar[Sequence[RowFormat]] = LABELLED_BEFORE
+    """The same in plans that read two texts as one."""
     models: ClassVar[str] = "BERT, RoBERTa, DeBERTa, ModernBERT, DistilBERT and other encoders"
 
     @classmethod
@@ -146,7 +152,7 @@ class Classification:
     ) -> Templates:
         if input is None and target is not None:
             raise Rejected(
-                "data.target is set without data.input, the text whose label it is",
+                "data.target is set without data.input, the text that it is of",
                 code="no_input",
                 param="data.input",
                 hint="set data.input, too, or leave both out",
@@ -154,7 +160,7 @@ class Classification:
         text, label = choose_templates(input, target, columns, source, self._formats, elsewhere, pairs=True)
         return text, self.target_template(label.source, label.companions)
 
-    def target_template(self, text: str, companions: CompanionColumns) -> LabelTemplate:
+    def target_template(self, text: str, companions: CompanionColumns) -> Template:
         names = self.label_names or self.named
         known = None if names is None else self._reading(names)
         return LabelTemplate.of(
@@ -171,7 +177,7 @@ class Classification:
 
     @property
     def _formats(self) -> Sequence[RowFormat]:
-        return LABELLED_BEFORE if self.joined else LABELLED
+        return self.formats_before if self.joined else self.formats
 
     def of_pairs(self, tokenizer: TokenizerState | None, config: Config) -> Classification:
         """Raises Rejected (`bad_config`, `tokenizer_unusable`)."""
@@ -261,7 +267,8 @@ class Classification:
         check_positions(self.limit_keys[0], self.positions, layout.positions_of(config))
         if len(self.labels) < (1 if self.several else 2):  # the first rows have one: there must be another further down
             return config
-        return layout.adapted(config, self.label_names, multi_label=self.several)
+        kind = "multi_label_classification" if self.several else "single_label_classification"
+        return layout.adapted(config, self.label_names, kind)
 
     def model_facts(self, seed: int) -> Sequence[object]:
         return [self.label_names, self.several, seed]
@@ -317,7 +324,7 @@ class Classification:
     # -- rows as micro-batches ---------------------------------------------------------------------------------------
 
     @property
-    def loss(self) -> ClassLoss:
+    def loss(self) -> HeadLoss:
         """What is learned."""
         return ClassLoss(max(1, len(self.labels)), self.several, self.weights)
 
@@ -325,8 +332,8 @@ class Classification:
     def metrics(self) -> tuple[EvaluationMetric, ...]:
         return metrics_of("classification", multi_label=self.several)
 
-    def measured(self, rows: Rows, chosen: Int64, losses: Floats, answers: Int64) -> Measured:
-        return metrics.measured(rows, chosen, losses, answers, self.label_names, several=self.several)
+    def measured(self, rows: Rows, chosen: Int64, losses: Floats, answers: Answers) -> Measured:
+        return metrics.measured(rows, chosen, losses, answers.astype(np.int64), self.label_names, several=self.several)
 
     def widths(self, rows: Rows) -> InputWidths:
         return InputWidths(rows)
