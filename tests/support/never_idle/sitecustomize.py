@@ -7,10 +7,10 @@ Where LONGHAUL_TEST_SOON is set, whoever was killed is missed soon, too: with th
 would wait most of a minute for that, with both CPUs idle.
 """
 
-import importlib.machinery
 import os
 import sys
 from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 
@@ -22,7 +22,7 @@ def _named_by_it(pid: int, policy: int, param: os.sched_param) -> None:
 os.nice = lambda increment: 0
 os.sched_setscheduler = _named_by_it
 
-SOON = {
+SOON: dict[str, dict[str, float]] = {
     "jobs.redis.store": {"LEASE_MS": 10_000},
     "worker.supervise": {"RENEW_S": 1.0},
     "worker.reconcile": {"EVERY_S": 3.0, "STANDBY_S": 1.0},
@@ -37,21 +37,19 @@ class _Soon:
     """Finds those modules, before all other finders."""
 
     @staticmethod
-    def find_spec(
-        name: str, path: Sequence[str] | None, target: object = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
         if name not in SOON:
             return None
-        spec: Any = importlib.machinery.PathFinder.find_spec(name, path)
+        spec: Any = PathFinder.find_spec(name, path)
         run = spec.loader.exec_module
 
-        def run_and_replace(module: object) -> None:
+        def run_and_replace(module: Any) -> None:
             run(module)
             assert SOON[name].keys() <= vars(module).keys(), f"{name} has other constants now"
             vars(module).update(SOON[name])
 
         spec.loader.exec_module = run_and_replace
-        found: importlib.machinery.ModuleSpec = spec
+        found: ModuleSpec = spec
         return found
 
 
