@@ -76,7 +76,7 @@ def test_a_spec_is_frozen() -> None:
         ("name", "a\u202eb", "letters and digits of any script"),
         ("name", "-a", "begins with a letter or digit"),
         ("name", "x" * 65, "at most 64 characters"),
-        ("task.type", "translation", "'auto', 'seq2seq', 'causal' or 'classification'"),
+        ("task.type", "translation", "'auto', 'seq2seq', 'causal', 'classification' or 'regression'"),
         ("task.loss_on", "none", "'replies' or 'all'"),
         ("method", {"type": "qlora"}, "'full' or 'lora'"),
         ("method", {"rank": 8}, "`type` is missing"),
