@@ -34,13 +34,8 @@ def service(redis_url: str, _service_with_a_key: Service, monkeypatch: pytest.Mo
         yield each
 
 
-@pytest.fixture
-def run(service: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Run a command in `tmp_path/here`; returns what it printed, parsed where --json was asked for."""
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    monkeypatch.delenv("LONGHAUL_DATA", raising=False)
+def command(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command; returns what it printed, parsed where --json was asked for."""
 
     def run(*arguments: str, code: int = 0) -> Any:
         got = main(arguments)
@@ -49,3 +44,13 @@ def run(service: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         return json.loads(out) if "--json" in arguments else out + err
 
     return run
+
+
+@pytest.fixture
+def run(service: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """The command, in `tmp_path/here`."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.delenv("LONGHAUL_DATA", raising=False)
+    return command(capsys)

@@ -46,21 +46,21 @@ def test_a_job_may_come_through_a_pipe_and_begin_with_a_byte_order_mark(tmp_path
             assert read_job(name, [], rows=str) == json.loads(text)
 
 
-def test_a_file_of_rows_is_a_job() -> None:
-    job = read_job("data/my recipes.v2.jsonl", ["training.epochs=1"], rows=lambda file: f"there/{file}")
-    train = "there/data/my recipes.v2.jsonl"
-    assert job == {"name": "my recipes", "data": {"train": train}, "training": {"epochs": 1}}
-
-
-def test_a_json_file_with_an_object_a_line_holds_rows(tmp_path: Path) -> None:
-    file = tmp_path / "rows.json"
-    file.write_text('{"input": "a", "target": "b"}\n{"input": "c", "target": "d"}\n')
-    assert read_job(str(file), [], rows=lambda file: "there") == {"name": "rows", "data": {"train": "there"}}
-
-
-@pytest.mark.parametrize("name", ["ROWS.CSV", "rows.Parquet"])
-def test_an_ending_counts_in_any_case(name: str) -> None:
-    assert read_job(name, [], rows=str)["data"] == {"train": name}
+@pytest.mark.parametrize(
+    ("name", "text", "called"),
+    [
+        ("my recipes.v2.jsonl", None, "my recipes"), ("ROWS.CSV", None, "ROWS"), ("rows.Parquet", None, "rows"),
+        ("rows.json", '{"input": "a", "target": "b"}\n{"input": "c", "target": "d"}\n', "rows"),
+        ("rows.json", '[{"input": "a"}]', "rows"), ("rows.json", '\ufeff\n [\n  {"input": "a"}\n]', "rows"),
+    ],
+)  # fmt: skip
+def test_a_file_of_rows_is_a_job(tmp_path: Path, name: str, text: str | None, called: str) -> None:
+    """By its ending in any case, or as lines or an array of JSON."""
+    file = tmp_path / name
+    if text:
+        file.write_text(text)
+    job = read_job(str(file), ["training.epochs=1"], rows=lambda file: f"there/{Path(file).name}")
+    assert job == {"name": called, "data": {"train": f"there/{name}"}, "training": {"epochs": 1}}
 
 
 @pytest.mark.parametrize("content", [b"PK\x03\x04\xff", b"question,answer\na,b\n"])
@@ -71,15 +71,6 @@ def test_a_file_that_is_no_job_may_hold_rows_under_another_name(tmp_path: Path, 
             read_job(str(tmp_path / name), [], rows=nobody)
         assert ("it ends in .jsonl, .json, .csv" in str(refused.value.hint)) is hinted
         assert not hinted or all(suffix in str(refused.value.hint) for suffix in (".xlsx", ".ods", ".zip"))
-
-
-@pytest.mark.parametrize("text", ['[{"input": "a"}]', '\ufeff\n [\n  {"input": "a"}\n]'])
-def test_a_json_array_holds_rows(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "rows.json"
-    file.write_text(text)
-    assert read_job(str(file), [], rows=lambda name: f"dataset:{Path(name).name}") == {
-        "name": "rows", "data": {"train": "dataset:rows.json"},
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

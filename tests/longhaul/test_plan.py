@@ -16,10 +16,10 @@ from jobs.evaluation_metrics import LabelPlan
 from jobs.plan import DataPlan, ModelPlan, Plan, make_plan
 from jobs.preview import RowPreview, TextPreview
 from jobs.spec import JobSpec, parse_spec
-from longhaul.main import main
 from longhaul.plan import print_plan
 from longhaul.preview import print_preview
 from longhaul.tables import print_job
+from tests.longhaul.conftest import Run, command
 from tests.support.samples import memory_plan
 from tests.support.samples import preview as make_preview
 from tests.support.stack import Stack, tiny_job
@@ -36,12 +36,15 @@ def stack(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         yield made
 
 
-def test_a_plan_a_picture_and_a_refusal(stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    job = tmp_path / "job.json"
+@pytest.fixture
+def run(stack: Stack, capsys: pytest.CaptureFixture[str]) -> Run:
+    return command(capsys)
+
+
+def test_a_plan_a_picture_and_a_refusal(run: Run, tmp_path: Path) -> None:
+    job, picture = tmp_path / "job.json", tmp_path / "plan.png"
     job.write_text(json.dumps(tiny_job()))
-    picture = tmp_path / "plan.png"
-    assert main(["plan", str(job), "--png", str(picture)]) == 0
-    out = capsys.readouterr().out
+    out = run("plan", str(job), "--png", str(picture))
     parts = (
         "read as recipes: Write the directions.",
         "weights",
@@ -52,48 +55,36 @@ def test_a_plan_a_picture_and_a_refusal(stack: Stack, tmp_path: Path, capsys: py
         "checkpoints",
     )
     assert [part for part in parts if part not in out] == []
-    chosen = next(line for line in out.splitlines() if line.startswith("→"))
-    assert chosen.split()[1] == "adamw"
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    [chosen] = [line.split()[1] for line in out.splitlines() if line.startswith("→")]
+    assert chosen == "adamw" and picture.read_bytes().startswith(b"\x89PNG")
 
-    assert main(["plan", str(job), "--json", "--set", "memory.optimizer=adafactor"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+    shown = run("plan", str(job), "--json", "--set", "memory.optimizer=adafactor")
     assert (shown["status"], shown["error"]) == ("validated", None)
     assert Plan.model_validate(shown["plan"]).resolved.optimizer == "adafactor"
 
     # It does not fit: the numbers, what to do, and the exit code of a job that failed.
-    assert main(["plan", str(job), "--set", "memory.budget=0.001"]) == 2
-    out = capsys.readouterr().err
-    assert "the budget is 1 MiB (memory.budget)" in out and "hint:" in out
-    assert "a larger memory.budget" in out
-    assert main(["plan", str(job), "--json", "--set", "memory.budget=0.001"]) == 2
-    refused = json.loads(capsys.readouterr().out)
+    out = run("plan", str(job), "--set", "memory.budget=0.001", code=2)
+    assert "the budget is 1 MiB (memory.budget)" in out and "hint:" in out and "a larger memory.budget" in out
+    refused = run("plan", str(job), "--json", "--set", "memory.budget=0.001", code=2)
     assert (refused["error"]["code"], refused["plan"]) == ("does_not_fit", None)
 
-    assert main(["plan", str(job), "--png", str(tmp_path / "nowhere" / "plan.png")]) == 2
-    assert "No such file or directory" in capsys.readouterr().err
-    assert main(["show", shown["job"]]) == 0
-    assert "memory needed" in capsys.readouterr().out
-    assert main(["preview", shown["job"], "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == shown["preview"]
-    assert main(["list"]) == 0
-    assert capsys.readouterr().out.startswith("no jobs yet")
-    assert main(["list", "--all"]) == 0
-    assert shown["job"] in capsys.readouterr().out
+    nowhere = str(tmp_path / "nowhere" / "plan.png")
+    assert "No such file or directory" in run("plan", str(job), "--png", nowhere, code=2)
+    assert "memory needed" in run("show", shown["job"])
+    assert run("preview", shown["job"], "--json") == shown["preview"]
+    assert run("list").startswith("no jobs yet") and shown["job"] in run("list", "--all")
 
 
 def test_submit_shows_rows_as_the_model_gets_them_and_makes_neither_job_nor_sweep_of_a_mistake(
-    stack: Stack, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, stack: Stack, data: Path, tmp_path: Path
 ) -> None:
-    job = tmp_path / "job.json"
-    job.write_text(json.dumps(tiny_job()))
-    sweep = tmp_path / "sweep.json"
+    job, sweep = str(tmp_path / "job.json"), str(tmp_path / "sweep.json")
+    Path(job).write_text(json.dumps(tiny_job()))
     lost = {"data": {"train": "nowhere.jsonl"}}
-    sweep.write_text(json.dumps({"job": {**tiny_job(), **lost}, "space": {"training.batch_size": [2, 4]}}))
-    assert main(["submit", str(job)]) == 0
-    out = capsys.readouterr().out
+    Path(sweep).write_text(json.dumps({"job": {**tiny_job(), **lost}, "space": {"training.batch_size": [2, 4]}}))
+    out = run("submit", job)
     assert "read as recipes: Write the directions." in out and "row 1" in out and "is validating" in out
-    [made] = json.loads(requests.get(f"{stack.url}/jobs", timeout=60).text)["data"]
+    [made] = requests.get(f"{stack.url}/jobs", timeout=60).json()["data"]
     assert made["dry_run"] is False
 
     (data / "odd.jsonl").write_text('{"subject": "no", "body": "known columns"}\n')
@@ -102,20 +93,15 @@ def test_submit_shows_rows_as_the_model_gets_them_and_makes_neither_job_nor_swee
         ("data.train=nowhere.jsonl", "there is no nowhere.jsonl"),
         ("model=./nowhere", "there is no folder ./nowhere"),
     ):
-        assert main(["submit", str(job), "--set", change]) == 2
-        err = capsys.readouterr().err
-        assert told in err and "hint:" in err
-        assert main(["submit", str(job), "--set", change, "--json"]) == 2
-        assert told in json.loads(capsys.readouterr().out)["error"]["message"]
-    assert main(["sweep", str(sweep)]) == 2
-    assert "there is no nowhere.jsonl" in capsys.readouterr().err
-    assert main(["sweep", str(sweep), "--set", 'space.data.train=["nowhere.jsonl", "rows.jsonl"]']) == 0
-    assert "others are tried: data.train: there is no nowhere.jsonl" in capsys.readouterr().err
+        said = run("submit", job, "--set", change, code=2)
+        assert told in said and "hint:" in said
+        assert told in run("submit", job, "--set", change, "--json", code=2)["error"]["message"]
+    assert "there is no nowhere.jsonl" in run("sweep", sweep, code=2)
+    said = run("sweep", sweep, "--set", 'space.data.train=["nowhere.jsonl", "rows.jsonl"]')
+    assert "others are tried: data.train: there is no nowhere.jsonl" in said
     assert len(requests.get(f"{stack.url}/sweeps", timeout=60).json()["data"]) == 1
-    assert main(["clone", made["id"], "--dry-run"]) == 0
-    assert "nothing was submitted" in capsys.readouterr().out
-    assert main(["submit", str(job), "--no-check", "--set", "model=./nowhere", "--json"]) == 0
-    unchecked = json.loads(capsys.readouterr().out)["id"]
+    assert "nothing was submitted" in run("clone", made["id"], "--dry-run")
+    unchecked = run("submit", job, "--no-check", "--set", "model=./nowhere", "--json")["id"]
     jobs = requests.get(f"{stack.url}/jobs?dry_run=false", timeout=60).json()["data"]
     assert {each["id"] for each in jobs} == {made["id"], unchecked}
 
