@@ -284,8 +284,8 @@ def _line(number: int, answer: Generation, index: int) -> bytes:
             found |= {f"{prefix}text": output["text"]}
             if output["labels"] is not None:
                 found |= {f"{prefix}labels": output["labels"]}
-            if output["score"] is not None:
-                found |= {f"{prefix}score": output["score"]}
+            if (score := output.get("score")) is not None:
+                found |= {f"{prefix}score": score}
             if output["finish_reason"] == "length":
                 found |= {f"{prefix}finish_reason": "length"}
             if output["error"] is not None:

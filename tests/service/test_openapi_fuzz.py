@@ -12,7 +12,7 @@ from tests.service.seeded import seed
 from tests.support.samples import beating
 
 EXAMPLES, OF_LARGE = 5, 0.2
-"""Of each operation; and of coverage's cases for large bodies. benchmarks/schemathesis_full.py has more, and all."""
+"""Of each operation; of coverage's cases for large bodies. benchmarks/schemathesis_full.py has far more, and all."""
 PHASES = ("examples", "coverage", "fuzzing")
 UNANSWERED = {
     "POST /jobs/{job}/generate",

@@ -7,11 +7,11 @@ Where LONGHAUL_TEST_SOON is set, whoever was killed is missed soon, too: with th
 would wait most of a minute for that, with both CPUs idle.
 """
 
+import importlib.machinery
 import os
 import sys
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, PathFinder
-from typing import Any
+from types import ModuleType
 
 
 def _named_by_it(pid: int, policy: int, param: os.sched_param) -> None:
@@ -22,7 +22,7 @@ def _named_by_it(pid: int, policy: int, param: os.sched_param) -> None:
 os.nice = lambda increment: 0
 os.sched_setscheduler = _named_by_it
 
-SOON: dict[str, dict[str, float]] = {
+SOON: dict[str, dict[str, object]] = {
     "jobs.redis.store": {"LEASE_MS": 10_000},
     "worker.supervise": {"RENEW_S": 1.0},
     "worker.reconcile": {"EVERY_S": 3.0, "STANDBY_S": 1.0},
@@ -33,25 +33,25 @@ SOON: dict[str, dict[str, float]] = {
 """Constants of modules, and what they are instead. Who lives still says so many times before it is missed."""
 
 
-class _Soon:
+class _Loader(importlib.machinery.SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        soon = SOON[module.__name__]
+        assert soon.keys() <= vars(module).keys(), f"{module.__name__} has other constants now"
+        vars(module).update(soon)
+
+
+class _Finder:
     """Finds those modules, before all other finders."""
 
-    @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
-        if name not in SOON:
-            return None
-        spec: Any = PathFinder.find_spec(name, path)
-        run = spec.loader.exec_module
-
-        def run_and_replace(module: Any) -> None:
-            run(module)
-            assert SOON[name].keys() <= vars(module).keys(), f"{name} has other constants now"
-            vars(module).update(SOON[name])
-
-        spec.loader.exec_module = run_and_replace
-        found: ModuleSpec = spec
-        return found
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None, /
+    ) -> importlib.machinery.ModuleSpec | None:
+        spec = importlib.machinery.PathFinder.find_spec(name, path) if name in SOON else None
+        if spec is not None and spec.origin is not None:
+            spec.loader = _Loader(name, spec.origin)
+        return spec
 
 
 if "LONGHAUL_TEST_SOON" in os.environ:
-    sys.meta_path.insert(0, _Soon)
+    sys.meta_path.insert(0, _Finder())
