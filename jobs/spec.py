@@ -319,7 +319,7 @@ class DataSpec(Part):
         ),
     ] = None
     """Column name, or a template over columns such as `"{title}: {ingredients}"`, with paths (`{messages[0].content}`),
-    objects as JSON (`{output|json}`) and optional parts (`{input?}`). Task `classification`: two of these in a list,
+    objects as JSON (`{output|json}`) and optional parts (`{input?}`). Of an encoder: two of these in a list,
     such as `["premise", "hypothesis"]`, are a pair of texts; the job keeps it as `"{premise} {} {hypothesis}"`, which
     may also be given. Null: recognized by column names."""
     target: Annotated[str, Field(min_length=1, max_length=10_000)] | None = None

@@ -270,6 +270,25 @@ def test_the_result_answers_pairs_as_the_job_does(model: str, place: Workplace) 
     assert run_snippet(whole.model) == blocks(page, "text")[0] + "\n"
 
 
+@pytest.mark.parametrize("model", ["./bert", "builtin:roberta-tiny"])
+def test_pairs_have_scores_too(model: str, place: Workplace) -> None:
+    scored = [{key: value for key, value in row.items() if key != "label"} for row in rows()]
+    place.rows("scored.jsonl", [row | {"score": number / 8} for number, row in enumerate(scored)])
+    data = {"max_input_tokens": LIMIT, "validation": 0.25}
+    run = place.job("scored.jsonl", model=model, task="regression", data=data, **SHORT)
+    place.prepare(run)
+    plan = run.plan().data
+    assert (plan.input, plan.separator) == ("{premise} {} {hypothesis}", 2 if model == "./bert" else None)
+    assert attempt(run) == 0
+    score = pipeline("text-classification", str(run.model), function_to_apply="none", truncation=True, max_length=LIMIT)
+    asked = [{name: row[name] for name in ("premise", "hypothesis")} for row in scored[:6]]
+    for row, answer in zip(asked, outputs(ask(run, rows=asked)), strict=True):
+        [found] = score([{"text": row["premise"], "text_pair": row["hypothesis"]}])
+        assert answer.score == pytest.approx(found["score"], abs=1e-6)
+    page = (run.model / "README.md").read_text()
+    assert run_snippet(run.model) == blocks(page, "text")[0] + "\n"
+
+
 def test_padding_has_the_token_type_that_transformers_gives_it(place: Workplace) -> None:
     run = job(place, "./bert")
     place.prepare(run)
