@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from jobs.errors import Rejected, StageError
 from jobs.spec import CHAT_TEMPLATE_CHARACTERS, NamedChatTemplate, parse_spec
 from tests.training.attempts import attempt, logged, same_tensors
-from tests.training.tasks.causal.test_chats import Learned, chat_of, runs
+from tests.training.tasks.causal.test_chats import DROPS, Learned, chat_of, runs
 from tests.training.tasks.causal.test_rows import LIMITS, texts_of, with_template
 from tests.training.tasks.causal.test_rows import folder as folder
 from tests.training.workplace import Workplace
@@ -94,6 +94,14 @@ def test_a_file_is_read_once_and_the_delivered_model_has_it(workplace: Workplace
     assert asked == "USER: How heavy is kettle 0?<|im_end|>ASSISTANT: "
 
 
+def test_check_shows_a_row_whose_template_writes_earlier_replies_otherwise(workplace: Workplace) -> None:
+    workplace.rows("chats.jsonl", [{"messages": chat_of(2, system=False, thinks="content")}] * 8)
+    run = workplace.job("chats.jsonl", model="builtin:qwen-tiny", data={"validation": 0.0, "chat_template": DROPS})
+    workplace.check(run)
+    [shown] = run.preview().sources
+    assert "<think>" in "".join(span.text for span in shown.rows[0].spans if span.learned)
+
+
 def test_another_template_is_another_preparation(workplace: Workplace) -> None:
     workplace.rows("chats.jsonl", [{"messages": chat_of(1, system=False, thinks=None)}] * 8)
     folders = set()
@@ -128,7 +136,7 @@ def test_a_template_whose_end_is_no_special_token_is_refused(folder: Path) -> No
     tokenizer = CausalTokenizer.read(folder, NAMED["gemma"])
     with pytest.raises(Rejected, match="does not end a reply with an end token") as refused:
         tried(tokenizer, [texts_of({"messages": chat_of(1, system=False, thinks=None)})], LIMITS, everything=False)
-    assert refused.value.hint == "set a data.chat_template that ends replies with a special token of the tokenizer"
+    assert str(refused.value.hint).startswith("set data.chat_template to alpaca, mistral or vicuna, which end replies")
 
 
 @pytest.mark.parametrize(

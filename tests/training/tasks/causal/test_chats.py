@@ -208,6 +208,57 @@ def test_each_reply_is_learned_behind_what_a_server_asks_with(
     assert [run for example in found for run in example] == [Learned(*both) for both in zip(asked, texts, strict=True)]
 
 
+_MARKED = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+_ASK = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n"
+# Templates, and what is learned of "<think>Hm.</think>Yo." and of "Yo.".
+PROMPTS = {
+    "closes what the prompt begins": (
+        _MARKED + "{% if m.role == 'assistant' %}{{ '</think>' + m.content.split('</think>')[-1] }}{% else %}"
+        "{{ m.content }}{% endif %}{{ '<|im_end|>' }}{% endfor %}" + _ASK + "<think>' }}{% endif %}",
+        ("Hm.\n</think>\n\nYo.<|im_end|>", "</think>Yo.<|im_end|>"),
+    ),
+    "begins twice": (
+        _MARKED + "{{ ('<think>\n' if m.role == 'assistant' and loop.last else '') + m.content + '<|im_end|>' }}"
+        "{% endfor %}" + _ASK + "<think>\n' }}{% endif %}",
+        ("Hm.</think>Yo.<|im_end|>", "\n</think>\n\nYo.<|im_end|>"),
+    ),
+    "thinks nothing between tokens": (
+        _MARKED + "{{ m.content.split('</think>')[-1] + '<|im_end|>' }}{% endfor %}"
+        + _ASK + "<|channel|>thought\n<|end|>' }}{% endif %}",
+        ("the chat template leaves out the reasoning", "Yo.<|im_end|>"),
+    ),
+    "ends in two tokens": (
+        "{% for m in messages %}{{ '<|start|>' + m.role + m.content + '<|end|>' + m.role + '<|return|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}",
+        ("<think>Hm.</think>Yo.<|end|>assistant<|return|>", "Yo.<|end|>assistant<|return|>"),
+    ),
+    "says the system with the last question": (
+        "{% for m in messages if m.role != 'system' %}{% if m.role == 'user' %}{{ '[' + (messages[0].content if "
+        "loop.last and messages[0].role == 'system' else '') + m.content + ']' }}{% else %}"
+        "{{ m.content + '<|im_end|>' }}{% endif %}{% endfor %}",
+        ("<think>Hm.</think>Yo.<|im_end|>", "Yo.<|im_end|>"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.parametrize("thinks", [True, False])
+def test_a_reply_stands_behind_its_prompt_however_the_template_writes_what_is_before_it(
+    name: str, thinks: bool, words: Path, tmp_path: Path
+) -> None:
+    template, learned = PROMPTS[name]
+    tokenizer = with_template(words, tmp_path, template)
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi?"}]
+    reply = {"role": "assistant", "content": "<think>Hm.</think>Yo." if thinks else "Yo."}
+    rows = encoded(tokenizer, texts_of({"messages": [*asked, reply]}), input=2000)
+    if rows.defects:
+        assert thinks and rows.defects[0].startswith(learned[0])
+        return
+    stock: Any = AutoTokenizer.from_pretrained(tmp_path)
+    prompt = stock.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    assert "Be brief." in prompt and runs(tokenizer, rows) == [[Learned(prompt, learned[not thinks])]]
+
+
 def test_replies_share_an_example_up_to_the_next_question(words: Path, tmp_path: Path) -> None:
     tokenizer = with_template(words, tmp_path, OPENS)
     first, second = chat_of(2, system=False, thinks="content")[1::2]

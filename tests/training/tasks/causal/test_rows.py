@@ -46,11 +46,12 @@ BROKEN = {
                      "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}", "does not end a reply"),
     "a prompt of its own": ("{% for m in messages %}" + _TURN + "{% endfor %}"
                             "{% if add_generation_prompt %}{{ 'Now answer:' }}{% endif %}", "changes earlier turns"),
-    "counts the turns": ("{{ messages | length }}{% for m in messages %}" + _TURN + "{% endfor %}" + _ASK,
-                         "changes earlier turns"),
     "newest first": ("{% for m in messages | reverse %}" + _TURN + "{% endfor %}" + _ASK, "changes earlier turns"),
     "leaves replies out": ("{% for m in messages if m['role'] != 'assistant' %}" + _TURN + "{% endfor %}" + _ASK,
                            "changes earlier turns"),
+    "ends twice": ("{% for m in messages %}{{ '<|im_start|>' + m.role }}{{ '<|im_end|>' + m.content + '<|im_end|>' }}"
+                   "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant' }}{% endif %}",
+                   "writes an end token within a reply"),
     "shouts": ("{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] | upper + '<|im_end|>\n' }}"
                "{% endfor %}" + _ASK, "does not repeat a reply"),
     "cuts": ("{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'][:3] + '<|im_end|>\n' }}"

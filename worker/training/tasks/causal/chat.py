@@ -46,6 +46,7 @@ _PROBE = ("two plus two", "four altogether")
 NO_TEMPLATE = "a chat, and the tokenizer has no chat template"
 NOT_A_BEGINNING = "the chat template changes earlier turns"
 NO_END = "the chat template does not end a reply with an end token"
+ENDS_EARLY = "the chat template writes an end token within a reply"
 NOT_SAID = "the chat template does not repeat a reply as it is"
 NO_CALLS = "the chat template leaves out a tool call of a reply"
 NOT_THOUGHT = "the chat template leaves out the reasoning of a reply"
@@ -58,8 +59,9 @@ DEVELOPER = "developer"
 """What OpenAI calls the role of the system since 2025, and few templates know."""
 _THINKING = re.compile(r"<think>\s*(?P<ended></think>\s*)?$")
 """How generation prompts end that begin to think, or say that nothing is thought."""
-_THOUGHT = re.compile(r"\A\s*(<think>.*?</think>\s*)?", re.DOTALL)
-"""How replies begin that have thought."""
+_THOUGHT = re.compile(r"\A\s*(?P<thought><think>.*?</think>\s*|</think>\s*)?", re.DOTALL)
+"""How replies begin that have thought, or that close what the prompt has begun."""
+_NO_THOUGHT = "\n</think>\n\n"
 _ENDED_THINKING = re.compile(r"(\s*(<think>\s*)?</think>\s*)?")
 """What stands between the reasoning of a reply, or its beginning, and the answer."""
 _CALLED, _TOOL, _TOOLS = "callprobe", "tool_of_all", -1
@@ -159,11 +161,16 @@ class ChatFormat:
         """
         turns, tools = self._known(texts.turns, texts.tools), texts.tools
         for content, calls in possible_calls(reply, _loaded(tools)):
-            turn = Turn(ASSISTANT, content, True, calls=calls)
-            with contextlib.suppress(Defect):
-                text, begin, _, end = self._reply((*turns, turn), tools)
-                if self._bare(text[begin:end]) == self._bare(reply):
-                    return turn
+            said = Turn(ASSISTANT, content, True, calls=calls)
+            apart = [replace(said, reasoning=said.parts[0], content=said.parts[1])] if said.parts[0] else []
+            for turn in (*apart, said):
+                with contextlib.suppress(Defect):
+                    text, begin, _, end = self._reply((*turns, turn), tools)
+                    same = re.escape(self._bare(text[begin:end]))
+                    for call in json.loads(calls):
+                        same = same.replace(call["id"], r"\w+")  # which is ours
+                    if re.fullmatch(same, self._bare(reply)):
+                        return turn
         return None
 
     def _bare(self, text: str) -> str:
@@ -185,12 +192,15 @@ class ChatFormat:
             return self
         turns = Turn("user", _PROBE[0], False), Turn(ASSISTANT, _PROBE[1], True)
         found = self
-        if end := self._special_in(self._written(turns).rpartition(_PROBE[1])[2]):
-            found = self._ending(end)
-        else:
-            with contextlib.suppress(Defect):
-                followed = self._written((*turns, turns[0])).partition(_PROBE[1])[2].lstrip()
-                end = next((token for token in self.special if followed.startswith(token)), None)
+        last = followed = self._written(turns).rpartition(_PROBE[1])[2]
+        with contextlib.suppress(Defect):
+            followed = self._written((*turns, turns[0])).partition(_PROBE[1])[2]
+        ends = last[: _alike(last, followed)]  # of every reply
+        if not any(token in ends for token in self.ends):
+            if end := (last.rstrip().endswith(self.special) and self._last_special_in(ends)) or self._special_in(last):
+                found = self._ending(end)
+            else:
+                end = next((token for token in self.special if followed.lstrip().startswith(token)), None)
                 found = found if end is None else replace(self._ending(end), follows=end)
         with contextlib.suppress(Defect):
             asked = turns[0], _calling(_PROBE[1], "")
@@ -212,6 +222,11 @@ class ChatFormat:
         """The first special token of a text."""
         found = [(at, token) for token in self.special if (at := text.find(token)) >= 0]
         return min(found)[1] if found else None
+
+    def _last_special_in(self, text: str) -> str | None:
+        """The last special token of a text."""
+        found = [(at, token) for token in self.special if (at := text.rfind(token)) >= 0]
+        return max(found)[1] if found else None
 
     def _chat(self, turns: Sequence[Turn], tools: str, learn: Learn) -> Sequence[Rendered]:
         if self.template is None:
@@ -275,10 +290,9 @@ class ChatFormat:
         """
         before, text = self._written(turns[:-1], tools, asking=True), self._written(turns, tools)
         thought, answer = turns[-1].parts
-        if not text.startswith(before):
-            text = _continued(before, text, thought)
+        own, text = text.rstrip(), self._continued(before, text, turns, tools)
         if self.follows is not None and not any(token in text[len(before) :] for token in self.ends):
-            text = text.rstrip() + self._following(text.rstrip(), turns, tools, self.follows)
+            text = text.rstrip() + self._following(own, turns, tools, self.follows)
         begin = len(before)
         if not any(token in text[begin:] for token in self.ends):
             raise Defect(NO_END)
@@ -294,10 +308,80 @@ class ChatFormat:
         if not ends:
             raise Defect(NO_END)
         at, token = min(ends)
+        if any(token in text[begin:at] for token in self.ends):
+            raise Defect(ENDS_EARLY)
         said_at = len(text) - len(text[answer_at:].lstrip())  # a reply may begin with white space
         if not text.startswith(answer, said_at):  # a short one may stand in what the template writes before it
             answer_at = found if turns[-1].calls else text.rindex(answer, answer_at, at)
         return text, begin, answer_at, at + len(token)
+
+    def _continued(self, before: str, text: str, turns: Sequence[Turn], tools: str) -> str:
+        """A chat as text, its last reply behind the prompt `before` that a server asks with, where the template writes
+        what is before the reply otherwise than that prompt. Raises Defect."""
+        thought = turns[-1].parts[0]
+        opened = _THINKING.search(before)
+        if text.startswith(before):
+            if opened is None or opened["ended"]:
+                return text
+            said = text[len(before) :]
+            if thought and said.lstrip().startswith("<think>"):
+                return before + said.lstrip().removeprefix("<think>").lstrip()
+            return text if thought or "</think>" in said else before + _NO_THOUGHT + said
+        closed = opened is not None and bool(opened["ended"])
+        at = self._reply_at(before if opened is None else before[: opened.start()], text, turns, tools)
+        if at is None and opened is None and (begun := self._empty_thought(before, turns, tools)) is not None:
+            at, closed = self._reply_at(before[: begun[0]], text, turns, tools), True
+            if at is not None and text[at:].lstrip().startswith(begun[1]):
+                at = None
+        if at is None:
+            raise Defect(NOT_A_BEGINNING)
+        if closed and thought:
+            raise Defect(NOT_THOUGHT)
+        said = text[at:]
+        if opened is None and not closed:
+            return before + said
+        found = _THOUGHT.match(said)
+        assert found is not None, "it matches everywhere"
+        rest, bare = said[found.end() :], (found["thought"] or "").startswith("</think>")
+        if closed:
+            return before + rest
+        return before + (found["thought"] if bare and not thought else f"{thought}{_NO_THOUGHT}") + rest
+
+    def _reply_at(self, prompt: str, text: str, turns: Sequence[Turn], tools: str) -> int | None:
+        """Where the last reply begins in a text whose beginning may differ from that of the prompt: behind what the
+        prompt has from the last turn on."""
+        if text.startswith(prompt):
+            return len(prompt)
+        since = self._last_said(turns, tools)
+        if since is None or since >= len(prompt):
+            return None
+        end, at = prompt[since:], -1
+        for _ in range(prompt.count(end)):
+            if (at := text.find(end, at + 1)) < 0:
+                return None
+        return at + len(end)
+
+    def _last_said(self, turns: Sequence[Turn], tools: str) -> int | None:
+        """Where in the prompt the content of the turn before the last reply begins, as it is or as JSON."""
+        said = turns[-2].said.strip() if len(turns) > 1 else ""
+        if not said:
+            return None
+        forms = {said, *(json.dumps(said, ensure_ascii=each)[1:-1] for each in (True, False))}
+        prompt = self._written(turns[:-1], tools)
+        return max((at for form in forms if (at := prompt.rfind(form)) >= 0), default=None)
+
+    def _empty_thought(self, before: str, turns: Sequence[Turn], tools: str) -> tuple[int, str] | None:
+        """Where in the prompt a thought of nothing begins, between two special tokens at its end, and the first of
+        these; None: there is none."""
+        asked = self._written(turns[:-1], tools)
+        begin = len(asked) if before.startswith(asked) else 0
+        found = sorted((at, token) for token in self.special if (at := before.find(token, begin)) >= 0)
+        for at, token in found:
+            thought = before[at:].strip()
+            last = next((each for each in self.special if thought.endswith(each)), None)
+            if last not in (None, token, thought) and sum(map(thought.count, self.special)) == 2:
+                return at, token
+        return None
 
     def _following(self, text: str, turns: Sequence[Turn], tools: str, otherwise: str) -> str:
         """What ends the last of these turns, with which the text ends: behind a call the result follows."""
@@ -431,15 +515,6 @@ def _alike(one: str, other: str) -> int:
     return sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(one, other, strict=False)))
 
 
-def _continued(before: str, text: str, thought: str) -> str:
-    """The text of a chat whose last reply continues where the prompt `before` has begun to think. Raises Defect."""
-    found = _THINKING.search(before)
-    if found is None or not text.startswith(before[: found.start()]) or (found["ended"] and thought):
-        raise Defect(NOT_A_BEGINNING)
-    said = _THOUGHT.sub("", text[found.start() :], count=1)
-    return f"{before}{said}" if found["ended"] else f"{before}{thought}\n</think>\n\n{said}"
-
-
 @functools.lru_cache(_SEQUENCES)
 def _left_out(
     template: str | None, names: tuple[tuple[str, str], ...], shape: tuple[tuple[str, bool, bool], ...], tools: bool
@@ -454,8 +529,11 @@ def _left_out(
         else Turn(role, content, False, call_id=_CALLED if role == TOOL else "")
         for (role, has_content, calls), content, argument in zip(shape, said, called, strict=True)
     ]
+    chat, tools_json = ChatFormat(template, dict(names), (), ()), _TOOL_PROBE if tools else ""
     try:
-        text = ChatFormat(template, dict(names), (), ())._written(turns, _TOOL_PROBE if tools else "")
+        text = chat._written(turns, tools_json)
+        if turns[-1].role == ASSISTANT:  # a template may write a system prompt with the last question alone
+            text += chat._written(turns[:-1], tools_json, asking=True)
     except Defect:  # it wants contents of its own, such as JSON
         return ()
     left_out = [

@@ -75,7 +75,7 @@ def with_chat_template(spec: JobSpec, settings: TrainerSettings) -> JobSpec:
     path = find_path(settings.data, name, _PARAM)
     with named_errors(path, name, _PARAM), open(path, "rb") as file:
         content = file.read(4 * CHAT_TEMPLATE_CHARACTERS + 1)
-    text = content.decode("utf-8", "replace")
+    text = content.decode("utf-8-sig", "replace")
     if "\N{REPLACEMENT CHARACTER}" in text or "{" not in text or len(text) > CHAT_TEMPLATE_CHARACTERS:
         raise Rejected(
             f"{_PARAM}: {name} is no chat template",

@@ -22,6 +22,7 @@ from worker.training.dataset.tokens import EncodedTexts, TokenizerState, open_to
 from worker.training.rows.row import NO_TOOLS, REPAIRS, Defect
 from worker.training.rows.text import Texts
 from worker.training.tasks.causal.chat import (
+    ENDS_EARLY,
     LEFT_OUT,
     NO_CALLS,
     NO_END,
@@ -46,8 +47,8 @@ REPLIES_CUT = "a chat with replies beyond data.max_tokens, which are not learned
 INDENTED = "a reply without the white space that it begins with, which the tokenizer joins with the prompt"
 OTHER_PROMPT = "a reply behind other tokens than its prompt has when the model is asked"
 _HELP = {
-    NO_TEMPLATE: "set data.chat_template, such as to chatml, or take an instruct model, whose tokenizer has a template",
-    NO_END: "set a data.chat_template that ends replies with a special token of the tokenizer",
+    NO_TEMPLATE: "set data.chat_template, such as to alpaca, or take an instruct model, whose tokenizer has a template",
+    NO_END: "set data.chat_template to alpaca, mistral or vicuna, which end replies with the tokenizer's own end token",
     NOT_THOUGHT: "take a model whose chat template writes reasoning, or write it into the content, as "
     "<think>…</think>, or take it out of the rows",
     NO_CALLS: "take a model whose chat template writes tool calls",
@@ -55,8 +56,8 @@ _HELP = {
 }
 """What else helps where a template makes no row."""
 _OF_TEMPLATE = (
-    NO_TEMPLATE, NOT_A_BEGINNING, NO_END, NOT_SAID, NOT_THOUGHT, NO_CALLS, NO_TOOLS, NOT_RENDERED, LEFT_OUT, TOO_LONG,
-    ACROSS,
+    NO_TEMPLATE, NOT_A_BEGINNING, NO_END, ENDS_EARLY, NOT_SAID, NOT_THOUGHT, NO_CALLS, NO_TOOLS, NOT_RENDERED, LEFT_OUT,
+    TOO_LONG, ACROSS,
 )  # fmt: skip
 """Defects whose cause is the tokenizer, where the first rows have them."""
 _PROMPT_ENDS = 256

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +26,7 @@ from worker.training.rows.text import Template, Templates, Texts
 from worker.training.steps.shape import Lengths, MicroBatchShape, SafeSize
 from worker.training.tasks.causal import batches, builtin
 from worker.training.tasks.causal.batches import CausalBatch, CausalLimit, prompt_length
+from worker.training.tasks.causal.chat import ChatFormat
 from worker.training.tasks.causal.chat_templates import chat_template
 from worker.training.tasks.causal.compiled import compile_layers, obstacle
 from worker.training.tasks.causal.fused import configure
@@ -132,10 +134,7 @@ class Causal(Unlabelled):
         return partial(CausalEncoder, tokenizer, limits, everything=self.everything, learn=self.learn)
 
     def builtin_spans(self, texts: Texts) -> tuple[SpanPreview, ...]:
-        chat = builtin.CHAT
-        if self.chat_template is not None:
-            chat = replace(chat, template=self.chat_template).with_end()
-        [rendered] = chat.render(texts, everything=self.everything, learn=self.learn)
+        *_, rendered = _builtin_chat(self.chat_template).render(texts, everything=self.everything, learn=self.learn)
         return spans_of(rendered, len(rendered.text))
 
     def adapted(self, config: Config) -> Config:
@@ -228,3 +227,9 @@ class Causal(Unlabelled):
 
     def compile(self, model: PreTrainedModel, journal: Journal) -> str | None:
         return compile_layers(model, journal).failure
+
+
+@functools.lru_cache(4)
+def _builtin_chat(template: str | None) -> ChatFormat:
+    """How the built-in model writes chats, by its own template or by this one. Raises Defect."""
+    return builtin.CHAT if template is None else replace(builtin.CHAT, template=template).with_end()
