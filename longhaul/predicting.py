@@ -284,8 +284,9 @@ def _line(number: int, answer: Generation, index: int) -> bytes:
             found |= {f"{prefix}text": output["text"]}
             if output["labels"] is not None:
                 found |= {f"{prefix}labels": output["labels"]}
-            if (score := output.get("score")) is not None:
-                found |= {f"{prefix}score": score}
+            for key in ("score", "content", "tool_calls"):
+                if (value := output.get(key)) is not None:
+                    found |= {f"{prefix}{key}": value}
             if output["finish_reason"] == "length":
                 found |= {f"{prefix}finish_reason": "length"}
             if output["error"] is not None:

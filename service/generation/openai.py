@@ -337,7 +337,7 @@ def completion(request: Request, chat: ChatBody, output: Output, how: Generated)
 
 def finish_reason(output: Output) -> Literal["stop", "length", "tool_calls"]:
     """OpenAI's."""
-    return output.finish_reason if output.tool_calls is None else "tool_calls"
+    return "tool_calls" if output.tool_calls is not None and output.finish_reason == "stop" else output.finish_reason
 
 
 def usage_of(output: Output) -> ChatUsage:

@@ -58,6 +58,17 @@ FORMATS = {
         "{{ '\n<tool_call>' + f.name + '\n' }}{% for k, v in f.arguments.items() %}{{ '<arg_key>' + k + '</arg_key>\n"
         "<arg_value>' + (v if v is string else v | tojson) + '</arg_value>\n' }}{% endfor %}{{ '</tool_call>' }}"
     ),
+    "minimax": calling(
+        "{{ '<ns:invoke name=\"' + f.name + '\">' }}{% for k, v in f.arguments.items() %}"
+        "{{ '<ns:parameter name=\"' + k + '\">' + (v if v is string else v | tojson) + '</ns:parameter>' }}{% endfor %}"
+        "{{ '</ns:invoke>' }}"
+    ),
+    "command": calling("{{ {'tool_call_id': '0', 'tool_name': f.name, 'parameters': f.arguments} | tojson }}"),
+    "lfm": calling(
+        "{{ ('[' if loop.first else ', ') + f.name + '(' }}{% for k, v in f.arguments.items() %}"
+        "{{ ', ' if not loop.first }}{{ k + '=' + v | tojson }}{% endfor %}{{ ')' + (']' if loop.last else '') }}"
+    ),
+    "with ids": calling("{{ f.name + '<|channel|>' + t.id + '<|message|>' + f.arguments | tojson }}"),
     "channels": CALLING["no content"].template,
     "thinks": CALLING["json"].template,
     "begins to think": "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
@@ -111,6 +122,23 @@ def test_calls_come_back_as_the_template_got_them(
 def test_what_the_template_does_not_write_stays_text(reply: str, words: Path, tmp_path: Path) -> None:
     chat = with_template(words, tmp_path, FORMATS["qwen"]).chat
     assert chat.called(Texts("", "", turns=ASKED, tools=TOOLS), reply) is None
+
+
+@pytest.mark.parametrize("parameters", ["x", {"properties": {"city": "string"}}, {"properties": ["city"]}, None, 3])
+def test_schemas_that_are_none_are_left_alone(parameters: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
+    reply = "<function=weather><parameter=city>Oslo</parameter></function>"
+    [(content, calls), *_] = possible_calls(reply, tools)
+    assert content == "" and json.loads(calls)[0]["function"]["arguments"] == {"city": "Oslo"}
+
+
+def test_a_model_that_repeats_itself_costs_no_time() -> None:
+    for reply in (
+        "<tool_call>weather\n<arg_key>city" * 5_000,
+        '<x:invoke name="weather">' * 5_000,
+        "[weather(" * 5_000,
+    ):
+        assert not list(possible_calls(reply, json.loads(TOOLS)))
 
 
 def test_a_reply_of_very_many_calls_is_none() -> None:

@@ -7,6 +7,7 @@ only where the template, given these calls, writes the same reply again (`ChatFo
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import uuid
@@ -14,19 +15,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 _ARGUMENTS = ("arguments", "parameters")
+_NAMES = ("name", "tool_name")
 """Keys under which a call that is one JSON object has them."""
 _BEFORE = 120
 """Characters before its arguments in which the name of a function stands, at most."""
 _MOST_CALLS = 128
 _MOST_CONTENTS = 8
 _TAGGED = (
-    re.compile(r"<function=(?P<name>[^>\s]+)>(?P<given>.*?)</function>", re.DOTALL),
-    re.compile(r"<tool_call>\s*(?P<name>[^\s<{]+)(?P<given>[^{]*?(?:<arg_key>.*?)?)</tool_call>", re.DOTALL),
-)
-_GIVEN = (
-    re.compile(r"<parameter=(?P<key>[^>]+)>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL),
-    re.compile(r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL),
-)
+    (re.compile(r"<function=(?P<name>[^>\s]+)>(?P<tag>)"), "</function>",
+     r"<parameter=(?P<key>[^>]+)>\n?(?P<value>.*?)\n?</parameter>"),
+    (re.compile(r"<tool_call>\s*(?P<name>[^\s<{]+)(?P<tag>)"), "</tool_call>",
+     r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"),
+    (re.compile(r"<(?P<tag>[^\s<>]*)invoke name=\"(?P<name>[^\"]+)\">"), "</{tag}invoke>",
+     r"<{tag}parameter name=\"(?P<key>[^\"]+)\"[^>]*>(?P<value>.*?)</{tag}parameter>"),
+)  # fmt: skip
+"""How a call begins and ends, and an argument of it; {tag}: what stands in the tags of the beginning."""
 
 
 class _Call(NamedTuple):
@@ -37,38 +40,57 @@ class _Call(NamedTuple):
 
 def possible_calls(reply: str, tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """(content, JSON of the calls in OpenAI's form, with arguments as objects) that a reply may be made of."""
-    functions = {each["function"]["name"]: each["function"].get("parameters") or {} for each in tools}
-    calls = _tagged(reply, functions) or list(_json(reply, functions))
-    if not 0 < len(calls) <= _MOST_CALLS:
-        return
-    ids = [uuid.uuid4().hex[:9] for _ in calls]  # as long as Mistral's templates want them
-    written = json.dumps(
+    functions = {each["function"]["name"]: _object(each["function"].get("parameters")) for each in tools}
+    for calls in (_tagged(reply, functions), list(_json(reply, functions)), _python(reply, functions)):
+        if 0 < len(calls) <= _MOST_CALLS:
+            written = _written(calls)
+            before = reply[: calls[0].begin]
+            word = re.search(r"\w*\W*$", before[-_BEFORE:])  # such as DeepSeek's "function"
+            assert word is not None, "it matches everywhere"
+            marks = [found.start() for found in re.finditer(r"[<\[{\n`]", before)][-_MOST_CONTENTS:]
+            for end in sorted({0, *marks, len(before) - len(word[0]), len(before)}, reverse=True):
+                yield before[:end].strip(), written
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    """A part of a schema, which a client may have written otherwise."""
+    return value if isinstance(value, dict) else {}
+
+
+def _written(calls: Sequence[_Call]) -> str:
+    return json.dumps(
         [
-            {"id": id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for id, call in zip(ids, calls, strict=True)
+            # An id is as long as Mistral's templates want it.
+            {
+                "id": uuid.uuid4().hex[:9],
+                "type": "function",
+                "function": {"name": each.name, "arguments": each.arguments},
+            }
+            for each in calls
         ],
         ensure_ascii=False,
     )
-    before = reply[: calls[0].begin]
-    word = re.search(r"\w*\W*$", before)  # such as DeepSeek's "function"
-    assert word is not None, "it matches everywhere"
-    marks = [found.start() for found in re.finditer(r"[<\[{\n`]", before)][-_MOST_CONTENTS:]
-    for end in sorted({0, *marks, word.start(), len(before)}, reverse=True):
-        yield before[:end].strip(), written
 
 
 def _tagged(reply: str, functions: Mapping[str, Mapping[str, Any]]) -> list[_Call]:
-    found: list[_Call] = []
-    for tagged, given in zip(_TAGGED, _GIVEN, strict=True):
-        for call in tagged.finditer(reply):
-            if (parameters := functions.get(call["name"])) is not None:
-                types = parameters.get("properties") or {}
-                arguments = {
-                    each["key"]: _typed(each["value"], types.get(each["key"]) or {})
-                    for each in given.finditer(call["given"])
-                }
-                found.append(_Call(call.start(), call["name"], arguments))
-    return found
+    for opening, closing, argument in _TAGGED:
+        found: list[_Call] = []
+        at = 0
+        while (call := opening.search(reply, at)) is not None:
+            end = reply.find(closing.replace("{tag}", call["tag"]), call.end())
+            if end < 0:
+                break
+            at = end
+            if call["name"] in functions:
+                types = _object(functions[call["name"]].get("properties"))
+                given = re.finditer(
+                    argument.replace("{tag}", re.escape(call["tag"])), reply[call.end() : end], re.DOTALL
+                )
+                values = {each["key"]: _typed(each["value"], _object(types.get(each["key"]))) for each in given}
+                found.append(_Call(call.start(), call["name"], values))
+        if found:
+            return found
+    return []
 
 
 def _typed(text: str, type: Mapping[str, Any]) -> object:
@@ -89,7 +111,7 @@ def _json(reply: str, functions: Mapping[str, Any]) -> Iterator[_Call]:
         except (ValueError, RecursionError):
             at = reply.find("{", at + 1)
             continue
-        name = value.get("name")
+        name = next((value[key] for key in _NAMES if key in value), None)
         arguments = next((value[key] for key in _ARGUMENTS if key in value), None)
         if isinstance(name, str) and name in functions and isinstance(arguments, dict):
             yield _Call(at, name, arguments)
@@ -100,3 +122,20 @@ def _json(reply: str, functions: Mapping[str, Any]) -> Iterator[_Call]:
                 place, _, name = max(named)
                 yield _Call(at - len(said) + place, name, value)
         at, ended = reply.find("{", end), end
+
+
+def _python(reply: str, functions: Mapping[str, Any]) -> list[_Call]:
+    """Calls as Python writes them, in a list, such as LFM2's."""
+    begin = next((found.start() for found in re.finditer(r"\[(?=\w+\()", reply)), None)
+    if begin is None:
+        return []
+    try:
+        tree = ast.parse(reply[begin : reply.rfind(")]") + 2], mode="eval").body
+        calls = [each for each in tree.elts if isinstance(each, ast.Call)] if isinstance(tree, ast.List) else []
+        return [
+            _Call(begin, each.func.id, {str(one.arg): ast.literal_eval(one.value) for one in each.keywords})
+            for each in calls
+            if isinstance(each.func, ast.Name) and each.func.id in functions
+        ]
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return []
