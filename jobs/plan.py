@@ -135,10 +135,10 @@ class DataPlan(Frozen):
     """Task `classification`: whether a label of a row may stand for another (`1.0` for `1`), for several, or for none.
     False in plans of earlier versions, whose rows keep the labels that are written there."""
     pairs_read: bool = False
-    """Task `classification`: whether two texts that are recognized are a pair. False in plans of earlier versions,
+    """Of an encoder: whether two texts that are recognized are a pair. False in plans of earlier versions,
     which read them as one text with words in front."""
     separator: int | None = None
-    """Task `classification`: the token behind which, the first of its row, the token types of a pair are 1. Null: the
+    """Of an encoder: the token behind which, the first of its row, the token types of a pair are 1. Null: the
     rows are no pairs, or the model is told of no types."""
     by_reply: bool = False
     """Task `causal`: whether each reply of a chat is learned as the chat template writes it where it is the last. False

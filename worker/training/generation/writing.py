@@ -61,7 +61,8 @@ class Inputs:
             if body.row is not None:
                 return [self._prompt(self._read(body.row))]
             assert body.messages is not None
-            turns = asked_turns([message.model_dump(exclude_none=True) for message in body.messages])
+            said, pairs = [each.model_dump(exclude_none=True) for each in body.messages], self._readers[0].reads_pairs
+            turns = asked_turns(said, whole=pairs)
             assert turns is not None
             return [self._prompt(self._readers[0].asked(turns, body.tools))]
         except Defect as defect:
@@ -203,7 +204,11 @@ class Answering:
 
 def calls_in(prompt: Prompt, text: str) -> dict[str, Any]:
     """What a reply says besides its calls, and these; nothing where it calls nothing."""
-    if (turn := prompt.called(text)) is None:
+    try:
+        turn = prompt.called(text)
+    except Rejected:  # the template takes too long for it: the reply is there in any case
+        turn = None
+    if turn is None:
         return {}
     calls = json.loads(turn.calls)
     for call in calls:

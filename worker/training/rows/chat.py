@@ -150,8 +150,10 @@ def of_text_alone(turns: tuple[Turn, ...] | None) -> tuple[Turn, ...] | None:
     return turns
 
 
-def asked_turns(value: Any) -> tuple[Turn, ...] | None:
+def asked_turns(value: Any, *, whole: bool = False) -> tuple[Turn, ...] | None:
     """The turns that the next reply follows: all, or those before a reply at the end. None: it is no chat.
+
+    `whole`: a reply at the end stays.
 
     Raises Defect if a turn is not text alone, or nothing was asked.
     """
@@ -159,7 +161,7 @@ def asked_turns(value: Any) -> tuple[Turn, ...] | None:
     if None in turns:
         return None
     found = [turn for turn in turns if turn is not None]
-    if found[-1].role == ASSISTANT:
+    if found[-1].role == ASSISTANT and not whole:
         found.pop()
     if not found:
         raise Defect("a chat in which nothing is asked")

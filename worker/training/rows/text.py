@@ -352,7 +352,7 @@ class RowReader:
         return self._target.in_turns and all(each.alone and not each.placeholders[0].as_json for each in both)
 
     @property
-    def _reads_pairs(self) -> bool:
+    def reads_pairs(self) -> bool:
         """Whether an input is two texts."""
         return self._input is not None and self._input.pair is not None
 
@@ -395,16 +395,16 @@ class RowReader:
 
     def asked(self, turns: Sequence[Turn], tools: Any = None) -> Texts:
         """The same of turns, with what the reply may call; of a pair of texts the last two. Raises Defect."""
-        if self._reads_pairs:
-            if len(turns) < 2:
-                raise Defect(ONE_TEXT)
-            first, second = (self._checked_turn(turn, []).content for turn in turns[-2:])
-            return Texts(first, "", second=second)
         callable_tools = tools_of(tools)
         if not self._target.in_turns:
             of_text_alone(tuple(turns))
             if callable_tools:
                 raise Defect("tools, which only a chat template writes")
+        if self.reads_pairs:
+            if len(turns) < 2:
+                raise Defect(ONE_TEXT)
+            first, second = (self._checked(turn.content, "messages", []) for turn in turns[-2:])
+            return Texts(first, "", second=second)
         checked = tuple(self._checked_turn(turn, []) for turn in turns)
         return Texts(written(checked), "", checked, callable_tools)
 
@@ -412,7 +412,7 @@ class RowReader:
         """The same of a text that a template has made: of chats what the user says, of plain texts their beginning."""
         if self._input is None and self._target.of_chats:
             return self.asked((Turn("user", text, False),))
-        if self._reads_pairs:
+        if self.reads_pairs:
             raise Defect(ONE_TEXT)
         checked = self._checked(text, "input", [])
         return Texts("", checked) if self._input is None else Texts(checked, "")

@@ -213,7 +213,7 @@ def choose_templates(
 def _no_pairs(pair: tuple[Template, Template]) -> Rejected:
     one, other = (each.source for each in pair)
     return Rejected(
-        f"data.input names a pair of texts, {one} and {other}, and only classifiers read pairs",
+        f"data.input names a pair of texts, {one} and {other}, and only classifiers and regressions read pairs",
         code="bad_template",
         param="data.input",
         hint=f'for one text of both, write a template: "{one} {other}"',

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from jobs.errors import Rejected
 from jobs.evaluation_metrics import EvaluationMetric
 from jobs.plan import DataPlan
-from jobs.spec import JobSpec, builtin_task
+from jobs.spec import PAIR, JobSpec, builtin_task
 from worker.training.tasks.causal.task import Causal
 from worker.training.tasks.classification.regression import Regression
 from worker.training.tasks.classification.task import Classification
@@ -27,8 +27,10 @@ def task_of(spec: JobSpec, name: str, data: DataPlan | None = None) -> Task:
 
 
 def assumed_task(spec: JobSpec) -> Task:
-    """The task while nothing is known of the model: the job's own, else the one that knows the most kinds of rows."""
-    return task_of(spec, "causal" if spec.task.type == "auto" else spec.task.type)
+    """The task while nothing is known of the model: the job's own, else the one that knows the most kinds of rows; of
+    pairs of texts, the one that reads them."""
+    likely = "classification" if PAIR in (spec.data.input or "") else "causal"
+    return task_of(spec, likely if spec.task.type == "auto" else spec.task.type)
 
 
 def builtin_of(spec: JobSpec) -> Task | None:

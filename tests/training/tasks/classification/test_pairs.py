@@ -264,6 +264,8 @@ def test_the_result_answers_pairs_as_the_job_does(model: str, place: Workplace) 
         )
     turns = [{"role": "user", "content": asked[0][name]} for name in ("premise", "hypothesis")]
     assert outputs(ask(whole, messages=turns))[0].labels == answers[0].labels
+    replied = [{"role": "system", "content": "s"}, turns[0], turns[1] | {"role": "assistant"}]
+    assert outputs(ask(whole, messages=replied))[0].labels == answers[0].labels
     for one in ({"input": "a man"}, {"messages": turns[:1]}):
         assert "one text, and the model reads a pair" in ask(whole, **one).parts[-1][1]["message"]
     page = (whole.model / "README.md").read_text()
@@ -336,7 +338,7 @@ def test_two_columns_are_a_pair_and_a_template_is_one_text(place: Workplace) -> 
     with pytest.raises(BadData, match="has a column 'hypotheses'"):
         place.check(job(place, "./bert", input=["premise", "hypotheses"], target="label"))
     other = place.job(model="builtin:t5-tiny", data={"input": ["premise", "hypothesis"], "target": "label"})
-    with pytest.raises(Rejected, match="only classifiers read pairs") as caught:
+    with pytest.raises(Rejected, match="only classifiers and regressions read pairs") as caught:
         place.check(other)
     assert '"{premise} {hypothesis}"' in str(caught.value.hint)
 
