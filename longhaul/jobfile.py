@@ -109,6 +109,8 @@ SQUAD_ROWS = (
 )
 """For jq: the questions of SQuAD's own files that have an answer, as rows of its hub data set."""
 _MINIMUM = {"job": '{"data": {"train": "rows.jsonl"}}', "sweep": '{"job": {…}, "space": {…}}'}
+_ROWS_IN = ("data", "rows", "examples")
+"""Keys under which an object of JSON holds rows."""
 _START = 1 << 16
 """Bytes in which a JSON array begins."""
 
@@ -184,10 +186,11 @@ def object_in(file: str, kind: Literal["job", "sweep"]) -> JsonObject | None:
             f"{file} is no {kind}: it holds rows, as pandas writes them unless told otherwise",
             hint=f"make a file of rows of it: python3 -c {shlex.quote(turn)} < {shlex.quote(file)} > rows.jsonl",
         )
-    if isinstance(job, dict) and isinstance(job.get("data"), list):
-        first = job["data"][0] if job["data"] else None
-        if not isinstance(first, dict) or (job.keys() - {"data"}) & JobSpec.model_fields.keys():
-            raise BadInput(f"{file}: `data` is an object; the minimum is {_MINIMUM[kind]}")
+    key = next((each for each in _ROWS_IN if isinstance(job, dict) and isinstance(job.get(each), list)), None)
+    if key is not None:
+        first = job[key][0] if job[key] else None
+        if not isinstance(first, dict) or (job.keys() - {key, "name"}) & JobSpec.model_fields.keys():
+            raise BadInput(f"{file}: `data` must be an object; the minimum is {_MINIMUM[kind]}")
         if "paragraphs" not in first:
             return None
         raise BadInput(

@@ -423,6 +423,14 @@ def test_the_rows_of_an_object_that_holds_nothing_else_are_read(
     assert [row.columns for row in read(tmp_path, content.encode(), "rows.json")] == columns
 
 
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.ndjson.gz"])
+def test_lines_that_begin_as_an_object_of_rows_are_rows_by_their_name(tmp_path: Path, name: str) -> None:
+    row = {"id": 1, "data": [{"role": "user", "content": "x" * 70_000}]}
+    content = f"{json.dumps(row)}\n" * 2
+    packed = gzip.compress(content.encode()) if name.endswith(".gz") else content.encode()
+    assert [one.columns for one in read(tmp_path, packed, name)] == [row, row]
+
+
 @pytest.mark.parametrize("size", [MAX_LINE_BYTES - 100, MAX_LINE_BYTES + 1, 6_000_000, 9_000_000])
 @pytest.mark.parametrize("text", ["x", "]}", '\\"', "\\\\"])
 def test_an_item_that_is_too_long_costs_only_its_own_row(tmp_path: Path, text: str, size: int) -> None:

@@ -40,6 +40,8 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 _SCALAR = rb'(?:"(?:[^"\\]|\\.)*"|[^\s"\[\]{},]+)'
 _WRAPPED = re.compile(rb'\s*\{(?:\s*"[^"\\]*"\s*:\s*' + _SCALAR + rb'\s*,)*\s*"(data|rows|examples)"\s*:\s*(?=\[\s*\{)')
 """The beginning of an object whose first array is one of objects, as annotation tools and `datasets` write rows."""
+_LINES = re.compile(r"\.(jsonl|ndjson)(\.\w+)?$", re.IGNORECASE)
+"""Names of files with an object a line, whatever they begin with."""
 _GZIP = b"\x1f\x8b"
 _ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16)))  # frame, skippable frames
 LFS, NO_FILE = b"version https://git-lfs", ("is a pointer of Git LFS, not the file itself", "fetch it: git lfs pull")
@@ -157,7 +159,7 @@ class Lines:
         if head[place] == magic and b"\0" in head[: place.start]:
             self.refuse("not_supported", "is a tar archive", "unpack it, and give the files of rows in it")
         start = file.peek(_PIECE)[:_PIECE] if self._json else b""
-        if (wrapped := _WRAPPED.match(start)) and not _is_lines(start):
+        if (wrapped := _WRAPPED.match(start)) and not _LINES.search(self._file.name) and not _is_lines(start):
             array = f"the array {wrapped[1].decode()!r} of one JSON object"
             self._inside = "; ".join(filter(None, (self._inside, array)))
             file.read(wrapped.end())
