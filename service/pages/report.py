@@ -96,7 +96,7 @@ def _charts(story: JobStory, rows: Sequence[Figures]) -> Iterator[LineChart]:
 
     evaluations = story.evaluations
     wanted: list[tuple[str, dict[str, Points]]] = [
-        ("loss (nats)", {"training": column("loss"), "validation": [(each.step, each.loss) for each in evaluations]})
+        ("loss", {"training": column("loss"), "validation": [(each.step, each.loss) for each in evaluations]})
     ]
     for name in dict.fromkeys(name for each in evaluations for name in each.metrics):
         words = metric_words(name)

@@ -99,7 +99,10 @@ log = logging.getLogger("longhaul.service")
 _Figure = Callable[[JobRecord, MetricRow], float | None]
 _OF_RUNNING: dict[str, tuple[str, _Figure]] = {
     "step": ("Optimizer steps done.", lambda _, row: row.step),
-    "loss": ("Training loss, nats per target token (of a classifier: per row).", lambda _, row: row.loss),
+    "loss": (
+        "Training loss: nats per target token (of a classifier: per row), or squared error.",
+        lambda _, row: row.loss,
+    ),
     "rows_per_second": ("Training rows a second.", lambda _, row: row.rows_per_s),
     "tokens_per_second": (
         "Tokens that went through the model a second, without padding.",

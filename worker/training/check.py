@@ -135,7 +135,7 @@ def check(run: RunDir, settings: TrainerSettings, journal: Journal) -> CheckResu
     with mistakes.kept_back():
         dtype = resolve_dtype(spec, settings.gpu, before.plan.resolved.dtype if before else None)
     with mistakes.kept_back():
-        spec = with_chat_template(spec, settings)
+        spec = spec if before else with_chat_template(spec, settings)
     task, state, rewriter = assumed_task(spec), None, None
     with mistakes.kept_back():
         model, config, tokenizer, task = inspect_model(spec, settings, before.plan.model.revision if before else None)
@@ -369,6 +369,8 @@ def read_by(
 
 def better_hint(error: BadData, head: Head, columns: set[str], spec: JobSpec, task: Task) -> str | None:
     """What helps where no columns are recognized, after a look at what is in them."""
+    if task.squares:  # what looks like labels or texts is no score
+        return header_offered(head, spec.data) or error.hint
     hint = header_offered(head, spec.data) or label_offered(head, columns, spec.data, classifies=task.has_labels)
     if hint is None and error.hint == say_which(columns):
         hint = texts_offered(head, columns, spec.data)

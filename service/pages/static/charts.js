@@ -5,7 +5,7 @@ let place = null; // there once the first figures are
 const POINTS = 1500, EVERY_MS = 2000, MOST_ADDED = 600, HEIGHT = 220;
 const GIB = 2 ** 30;
 const PANELS = [
-  { title: "loss", unit: "nats", fields: ["loss", "loss_min", "loss_max"], evaluations: true, smooth: true },
+  { title: "loss", fields: ["loss", "loss_min", "loss_max"], evaluations: true, smooth: true },
   { title: "rows/s", fields: ["rows_per_s"], names: ["rows/s at this step"], smooth: true },
   { title: "learning rate", fields: ["learning_rate"] },
   { title: "gradient norm", fields: ["grad_norm"], smooth: true },

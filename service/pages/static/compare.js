@@ -47,7 +47,7 @@ function draw() {
     {
       width: box.clientWidth || 600,
       height: HEIGHT,
-      title: "training loss, nats",
+      title: "training loss",
       series: [{ label: axis.value, value: newest }, ...lines],
       scales: { x: { time: false } },
       axes: [

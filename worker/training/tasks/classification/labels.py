@@ -63,7 +63,7 @@ def chosen_labels(
         wanted = list(named) if named is not None else ordered(rows_of_labels(found, reading))
         others = [label for label in wanted if label not in set(known)]
         if others or (named is not None and list(named) != list(known)):
-            raise _other_labels(wanted, known)
+            raise _other_labels(wanted, known, several=several)
         return list(known)
     labels = list(named) if named is not None else ordered(found if as_written else classes_of(found, several=several))
     if len(labels) > MOST_LABELS:
@@ -165,14 +165,14 @@ def ordered(labels: Collection[str]) -> list[str]:
     return sorted(labels)
 
 
-def _other_labels(wanted: Sequence[str], known: Sequence[str]) -> Rejected:
+def _other_labels(wanted: Sequence[str], known: Sequence[str], *, several: bool) -> Rejected:
     return Rejected(
         f"model: it is a classifier already, with {len(known)} labels ({_listed(known)}), and the job has "
         f"{len(wanted)} ({_listed(wanted)})",
         code="other_labels",
         param="model",
         hint="its one output is a score: set task: regression"
-        if len(known) == 1
+        if len(known) == 1 and not several
         else "name the pretrained model that it was made from; or write its labels, as the data names them, into "
         "id2label of its config.json, in the order of its head",
     )
