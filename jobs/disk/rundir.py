@@ -1,7 +1,8 @@
 """The run directory: everything a job leaves on disk, and the truth about it (architecture.md: Truth).
 
 Appends to events.jsonl go through `RunDir.append`: under `events.lock`, with a torn last line cut, legality checked
-against the events before, numbered without gap, fsynced. What callers decide, they decide inside the lock.
+against the events before, numbered without gap, fsynced. What callers decide, they decide inside the lock. The last
+part sets a directory right that cannot be read.
 """
 
 from __future__ import annotations

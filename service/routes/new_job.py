@@ -87,7 +87,7 @@ def routes(actions: Actions, uploads: Uploads, render: Renderer) -> APIRouter:
         given = filled_in(began["spec"]) if began and began["spec"] else {"data.train": data}
         given["model"] = began["model"] if began and not recognize else ""
         if complete and plan and preview:
-            kind = kind_of(plan, preview)
+            kind = row_kind(plan, preview)
         plain = [each for each in DATA_SUFFIXES if not each.endswith((".gz", ".zst"))]
         # A link on a page of another address, or in a chat, names rows but has nothing done with them.
         own = request.headers.get("sec-fetch-site") == "same-origin"
@@ -152,7 +152,7 @@ MODELS_TO_TRY: Mapping[RowKind, Mapping[str, str]] = {
 """By name, with what tells them apart; the first one is taken where nobody chooses."""
 
 
-def kind_of(plan: Plan, preview: DataPreview) -> RowKind:
+def row_kind(plan: Plan, preview: DataPreview) -> RowKind:
     """What the rows of a checked job were taken for; where it writes, `labels_noticed` says that its targets look like
     labels."""
     if plan.task in ("classification", "regression") or preview.labels_noticed:

@@ -1,4 +1,7 @@
-"""GGUF: one file for llama.cpp. Tensors are written one at a time, so that a model need not fit into memory."""
+"""GGUF: one file for llama.cpp, with the tokenizer in it, and the program that it is verified with.
+
+Tensors are written one at a time, so that a model need not fit into memory.
+"""
 
 from __future__ import annotations
 
