@@ -36,7 +36,7 @@ from worker.training.tasks.classification.layout import layout_of
 from worker.training.tasks.classification.task import Classification
 
 rows, several = test_exactness.rows, test_exactness.several
-place, planning, _one_thread = test_stages.place, test_stages.planning, test_stages._one_thread
+place, planning = test_stages.place, test_stages.planning
 CPU = torch.device("cpu")
 LORA: dict[str, Any] = {"type": "lora", "rank": 4, "dropout": 0.1}
 LOOKS = 12

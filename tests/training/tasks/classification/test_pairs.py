@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
@@ -50,14 +49,6 @@ SHORT: dict[str, Any] = {
     "evaluation": {"every_steps": 3, "samples": 2},
     "checkpoint": {"every_minutes": None, "every_steps": 3},
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def text(draw: random.Random, most: int = 20) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +38,6 @@ SHORT: dict[str, Any] = {
     "checkpoint": {"every_minutes": None, "every_steps": 3, "best": "rmse"},
 }
 SCORES = [0.0, 1.25, 4.2, 2.5, 5.0, 3.1, 0.4, 1e-3, 2.5]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

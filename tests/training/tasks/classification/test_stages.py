@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,6 @@ SHORT: dict[str, Any] = {
     "evaluation": {"every_steps": 3, "samples": 2},
     "checkpoint": {"every_minutes": None, "every_steps": 3},
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def texts(count: int = 48) -> list[dict[str, Any]]:

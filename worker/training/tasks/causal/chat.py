@@ -159,7 +159,7 @@ class ChatFormat:
 
         `reply`: as it was generated, without special tokens. White space may differ.
         """
-        turns, tools = self._known(texts.turns, texts.tools), texts.tools
+        turns, tools, bare = self._known(texts.turns, texts.tools), texts.tools, self._bare(reply)
         for content, calls in possible_calls(reply, _loaded(tools)):
             said = Turn(ASSISTANT, content, True, calls=calls)
             apart = [replace(said, reasoning=said.parts[0], content=said.parts[1])] if said.parts[0] else []
@@ -169,7 +169,7 @@ class ChatFormat:
                     same = re.escape(self._bare(text[begin:end]))
                     for call in json.loads(calls):
                         same = same.replace(call["id"], r"\w+")  # which is ours
-                    if re.fullmatch(same, self._bare(reply)):
+                    if re.fullmatch(same, bare):
                         return turn
         return None
 
